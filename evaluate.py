@@ -28,12 +28,11 @@ from ctcdraft.config.contestants import ContestantConfig, build_contestant, load
 from ctcdraft.config.schema import check_config
 from ctcdraft.distributed import Shard
 from ctcdraft.evaluation.bootstrap import comparison_pairs
+from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.evaluation import Evaluation
-from ctcdraft.evaluation.existing_report import refuse_existing_report, refuse_smaller_evaluation
 from ctcdraft.evaluation.latency import LatencyBenchmark
-from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.output_dir import OutputDir, refuse_existing_report, refuse_smaller_evaluation
 from ctcdraft.evaluation.replay.tree_size import load_or_choose_sizes
-from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.io import refuse_unwritable
 from ctcdraft.report import latency, markdown
 from ctcdraft.report.html import files

@@ -21,11 +21,11 @@ from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.environment import hardware_name
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, choose_sizes
 from ctcdraft.evaluation.runner import turn_prompt
-from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.models.loading import load_base
 
 # Of the answers; on a machine that others work on too, the processor's own time does not count their turns.

@@ -19,11 +19,11 @@ from ctcdraft.distributed import Shard
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.evaluation.benchmarks import Benchmark
+from ctcdraft.evaluation.contestants import Contestant, EvaluationSetup
 from ctcdraft.evaluation.evaluation import Evaluation
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
-from ctcdraft.evaluation.setup import Contestant, EvaluationSetup
-from ctcdraft.evaluation.tracing.tracer import TraceSettings
+from ctcdraft.evaluation.tracer import TraceSettings
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.report import markdown
 from ctcdraft.report.html import files

@@ -13,9 +13,9 @@ from training_parts import ctc_head
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.environment import count_matmul_weights, weight_bytes
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
-from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.models.checkpoints import QUANTIZATION_PACKAGES, weight_options
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.models.loading import load_base

@@ -15,7 +15,7 @@ from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.drafters.draft_model import load_draft_model, save_first_layers
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.evaluation.contestants import StockGenerate
 from ctcdraft.models import compatibility
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.compatibility import ReferenceLogits, refuse_changed_logits

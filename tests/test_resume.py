@@ -206,7 +206,7 @@ def test_ctrl_c_prints_one_sentence(world, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(world)
-    monkeypatch.setattr("ctcdraft.evaluation.evaluation.run_questions", interrupted)
+    monkeypatch.setattr("ctcdraft.evaluation.runner.run_questions", interrupted)
     with pytest.raises(SystemExit) as left:
         run_script(monkeypatch, "evaluate.py", "checkpoint=run", "benchmark.path=prompts.jsonl", "out=stopped")
     assert left.value.code == 130

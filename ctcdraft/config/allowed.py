@@ -53,7 +53,7 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
             "per_frame.StaticPerFrameTree per_frame.likely_choices sampled.SampledChains sampled.SampledLabels "
             "sampled.SampledTokens sampled.SampledTransductions static.GreedyPathTree static.StaticTree",
         ),
-        "ctcdraft.evaluation.stock_generate.StockGenerate",
+        "ctcdraft.evaluation.contestants.StockGenerate",
     },
     "objective": {
         GET_METHOD,

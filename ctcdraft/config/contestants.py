@@ -21,9 +21,8 @@ from ctcdraft.config.early_checks import DRAFTER_CONFIGS, drafter_file, split_re
 from ctcdraft.config.schema import as_list
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.contestants import Contestant, StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.setup import Contestant
-from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.models.fingerprint import weights_hash
 from ctcdraft.objectives.compatibility import mismatch, refuse_incompatible
 from ctcdraft.renamed import current, current_option

@@ -2,8 +2,8 @@
 
 A folder of a data set often holds several files of one format: training problems beside the test set, the same
 questions with other solutions, answers of models. Together they are no published benchmark, and may hold questions a
-head was trained on. So a single file is read as it is, while files of a folder or pattern are refused if their names
-show that they are not the test set, or if two of them share a question.
+head was trained on. So files of a folder or pattern are refused if their names show that they are not the test set, or
+if two of them share a question.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ctcdraft.corpus.readers import Paths, Record, find_files, get_column, read_hub_records, read_records
 from ctcdraft.corpus.sources import project_conversations, to_prompts, with_instruction, word_problems
 from ctcdraft.corpus.types import Prompt, normalize_text
 from ctcdraft.errors import InputError, check_int
 
+NON_TEST_NAMES = re.compile(
+    r"(?<![a-z])(train(ing)?|valid(ation)?|val|dev|answers?|reference(s|_answers?)?|judge?ments?|solutions?)(?![a-z])"
+)
+DATASET_DICT_FILE = "dataset_dict.json"  # written by datasets.DatasetDict.save_to_disk
 PUBLISHED_SIZES = {"mt_bench": 80, "gsm8k": 1319}  # questions of the published sets
 
 
@@ -32,91 +34,66 @@ class Benchmark:
     prompts: tuple[Prompt, ...]
     hash: str
 
-    @property
-    def turns(self) -> int:
-        return sum(len(prompt.turns) for prompt in self.prompts)
-
 
 def mt_bench(path: str | None, name: str, hub: str, limit: int | None) -> Benchmark:
-    """Return MT-Bench: 80 questions in 8 categories, two turns each; from FastChat's question.jsonl or the hub.
-
-    FastChat's fields question_id and turns are prompt_id and prompt on the hub. Its references are sample answers for
-    a judge and are not used.
-    """
-    with benchmark_error_advice():
-        prompts = load_questions(path, lambda: read_hub_records(hub), mt_bench_prompts)
-    return make_benchmark(prompts, name, limit, path or hub)
+    """Return MT-Bench: 80 questions in 8 categories, two turns each; from FastChat's question.jsonl or the hub."""
+    return load_benchmark(name, path or hub, path, lambda: read_hub_records(hub), mt_bench_prompts, limit)
 
 
 def mt_bench_prompts(records: Iterator[Record]) -> Iterator[Prompt]:
-    return (mt_bench_prompt(where, record) for where, record in records)
-
-
-def mt_bench_prompt(where: str, record: dict[str, Any]) -> Prompt:
-    names = ("prompt_id", "prompt") if "prompt_id" in record else ("question_id", "turns")
-    number, turns = get_column(record, names[0], None, where), get_column(record, names[1], list, where)
-    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise InputError(f"{where} has an empty turn or one that is not text; check benchmark.path=")
-    return Prompt(str(number), get_column(record, "category", str, where), tuple(turns), None)
+    for where, record in records:
+        # FastChat's fields question_id and turns are prompt_id and prompt on the hub.
+        names = ("prompt_id", "prompt") if "prompt_id" in record else ("question_id", "turns")
+        number, turns = get_column(record, names[0], None, where), get_column(record, names[1], list, where)
+        if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise InputError(f"{where} has an empty turn or one that is not text; check benchmark.path=")
+        category = get_column(record, "category", str, where)
+        yield Prompt(str(number), category, tuple(turns), None)  # its references are sample answers for a judge
 
 
 def gsm8k(
     path: str | None, name: str, hub: str, hub_config: str, split: str, instruction: str | None, limit: int | None
 ) -> Benchmark:
     """Return GSM8K: grade-school problems with a number as reference; `instruction` follows each question."""
-    with benchmark_error_advice():
-        instruct, source = with_instruction(instruction), f"benchmark {name}: {path or hub}"
-        prompts = load_questions(
-            path,
-            lambda: read_hub_records(hub, name=hub_config, split=split),
-            lambda records: to_prompts(word_problems(records, name), name, instruct, source),
-        )
-    return make_benchmark(prompts, name, limit, path or hub)
+    source = path or hub
+
+    def parse(records: Iterator[Record]) -> Iterator[Prompt]:
+        problems, instruct = word_problems(records, name), with_instruction(instruction)
+        return to_prompts(problems, name, instruct, f"benchmark {name}: {source}")
+
+    return load_benchmark(name, source, path, lambda: read_hub_records(hub, name=hub_config, split=split), parse, limit)
 
 
 def project_prompts(path: str, name: str, limit: int | None) -> Benchmark:
     """Return prompts in this project's format, some with a reference."""
-    with benchmark_error_advice():
-        instruct, source = with_instruction(None), f"benchmark {name}: {path}"
-        prompts = read_questions(
-            question_files(path), lambda records: to_prompts(project_conversations(records), name, instruct, source)
-        )
-    return make_benchmark(prompts, name, limit, path)
+
+    def parse(records: Iterator[Record]) -> Iterator[Prompt]:
+        return to_prompts(project_conversations(records), name, with_instruction(None), f"benchmark {name}: {path}")
+
+    return load_benchmark(name, path, path, lambda: iter(()), parse, limit)  # it is not on the hub
 
 
-def load_questions(
-    path: str | None, hub: Callable[[], Iterator[Record]], parse: Callable[[Iterator[Record]], Iterator[Prompt]]
-) -> list[Prompt]:
-    """Return the questions of a path, or of the hub if path is None."""
-    return list(parse(hub())) if path is None else read_questions(question_files(path), parse)
-
-
-def make_benchmark(prompts: list[Prompt], name: str, limit: int | None, source: str) -> Benchmark:
-    """Return a benchmark of the first `limit` questions, or of all; raise InputError if there are none."""
+def load_benchmark(
+    name: str,
+    source: str,
+    path: str | None,
+    hub: Callable[[], Iterator[Record]],
+    parse: Callable[[Iterator[Record]], Iterator[Prompt]],
+    limit: int | None,
+) -> Benchmark:
+    """Return a benchmark of the first `limit` questions, or of all, of a path, or of the hub if path is None."""
+    try:
+        prompts = list(parse(hub())) if path is None else read_questions(question_files(path), parse)
+    except InputError as error:
+        # The corpus readers advise about corpus.path=, which is another key here.
+        message = str(error).replace("corpus.path=", "benchmark.path=").replace("corpus=", "benchmark=")
+        raise InputError(message) from error
     if not prompts:
         raise InputError(f"benchmark {name}: {source} holds no questions; check benchmark.path=")
     if limit is not None:
         check_int(limit, "benchmark.limit")
     text = "\n".join(f"{prompt.id}\t{prompt.turns}\t{prompt.reference}" for prompt in prompts)
     return Benchmark(name, tuple(prompts[:limit]), hashlib.sha256(text.encode()).hexdigest()[:16])
-
-
-@contextmanager
-def benchmark_error_advice() -> Iterator[None]:
-    """Rename keys in errors of the corpus readers, which advise about corpus.path=, to those of the benchmark."""
-    try:
-        yield
-    except InputError as error:
-        message = str(error)
-        for key in ("corpus.path=", "corpus="):
-            message = message.replace(key, key.replace("corpus", "benchmark"))
-        raise InputError(message) from error
-
-
-NON_TEST_NAMES = re.compile(
-    r"(?<![a-z])(train(ing)?|valid(ation)?|val|dev|answers?|reference(s|_answers?)?|judge?ments?|solutions?)(?![a-z])"
-)
-DATASET_DICT_FILE = "dataset_dict.json"  # written by datasets.DatasetDict.save_to_disk
 
 
 def question_files(path: Paths) -> list[Path]:
@@ -128,7 +105,7 @@ def question_files(path: Paths) -> list[Path]:
         )
     matching = find_files(path)
     if isinstance(path, str) and Path(path).expanduser().is_file():
-        return matching
+        return matching  # a single file was named on purpose
     others = [file for file in matching if NON_TEST_NAMES.search(file.name.lower())]
     if others:
         rest = [file for file in matching if file not in others]
@@ -145,11 +122,7 @@ def join_names(paths: list[Path]) -> str:
 
 
 def read_questions(paths: list[Path], parse: Callable[[Iterator[Record]], Iterator[Prompt]]) -> list[Prompt]:
-    """Return the questions of all files in order; raise InputError if two files share one.
-
-    Args:
-        parse: from records of one format to prompts; called once for all files, as it may number the records.
-    """
+    """Return the questions of all files in order; raise InputError if two files share one."""
     sources: list[Path] = []  # the file of each record
 
     def read_all() -> Iterator[Record]:
@@ -158,7 +131,7 @@ def read_questions(paths: list[Path], parse: Callable[[Iterator[Record]], Iterat
                 sources.append(path)
                 yield record
 
-    prompts = list(parse(read_all()))
+    prompts = list(parse(read_all()))  # once for all files, as it may number the records
     first: dict[tuple[str, ...], Path] = {}  # the first file that holds a question
     for prompt, source in zip(prompts, sources, strict=len(paths) > 1):
         question = tuple(map(normalize_text, prompt.turns))

@@ -6,8 +6,8 @@ the two single intervals suggest, because a hard question is hard for both conte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import hypot
 from typing import Any
 
@@ -28,13 +28,12 @@ def bootstrap_interval(
     Args:
         statistic: of one array of resampled totals per column.
         columns: one value per question each.
-        seed: equal seeds resample the same questions, so that intervals are paired.
     """
     table_CQ = np.asarray(columns, dtype=float)
     questions = table_CQ.shape[1]
     if questions < 2:
         return None
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)  # equal seeds resample the same questions, so that intervals are paired
     counts_RQ = rng.multinomial(questions, np.full(questions, 1 / questions), size=RESAMPLES)
     totals_CR = table_CQ @ counts_RQ.T
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -56,20 +55,17 @@ def difference_interval(
 ) -> list[float] | None:
     """Return the interval of `value - other` from the interval of each, or None if one of them is unknown.
 
-    For numbers without per-question values. The distances to the bounds are combined by their squares, for each side
-    separately (MOVER, Zou and Donner 2008), as if the two were independent. If both were measured on the same
-    questions, the true interval is narrower; see `paired_difference`.
+    For numbers without per-question values (MOVER, Zou and Donner 2008).
 
         3.0 [2.6, 3.4]  less  2.0 [1.7, 2.3]   ->   1.0 [0.5, 1.5]
     """
     if value_interval is None or other_interval is None:
         return None
+    # Distances to the bounds are combined by their squares, for each side separately, as if the two were independent.
+    # If both were measured on the same questions, the true interval is narrower; see `paired_difference`.
     below = hypot(value - value_interval[0], other_interval[1] - other)
     above = hypot(value_interval[1] - value, other - other_interval[0])
     return [value - other - below, value - other + above]
-
-
-AnswersByName = Callable[[str], Questions]  # returns the answers of a contestant
 
 
 def comparison_pairs(names: Sequence[str], wanted: Sequence[Sequence[str]] | None) -> list[tuple[str, str]]:
@@ -88,30 +84,22 @@ def comparison_pairs(names: Sequence[str], wanted: Sequence[Sequence[str]] | Non
 
 @dataclass(frozen=True)
 class QuestionSums:
-    """Totals per question, over its turns.
+    """Totals per question, over its turns; without times, if nothing was timed."""
 
-    Args:
-        committed: tokens committed by decoding steps, as tau counts them.
-        said: all tokens, including the prefill's; empty if nothing was timed.
-        seconds: including the prefill; empty if nothing was timed.
-    """
-
-    committed: Sequence[float]
+    committed: Sequence[float]  # tokens, as tau counts them
     passes: Sequence[float]
-    said: Sequence[float] = ()
-    seconds: Sequence[float] = ()
+    said: Sequence[float] = ()  # all tokens, including the prefill's; the name is that of stored comparisons
+    seconds: Sequence[float] = ()  # including the prefill
 
     @classmethod
     def from_questions(cls, questions: Questions) -> QuestionSums:
-        counted = cls(
-            [sum(answer.committed for answer in question) for question in questions],
-            [sum(len(answer.passes) for answer in question) for question in questions],
-        )
+        committed = [sum(answer.committed for answer in question) for question in questions]
+        passes = [sum(len(answer.passes) for answer in question) for question in questions]
         seconds = [sum(answer.seconds for answer in question) for question in questions]
         if not sum(seconds):
-            return counted
+            return cls(committed, passes)
         all_tokens = [sum(len(answer.tokens) for answer in question) for question in questions]
-        return replace(counted, said=all_tokens, seconds=seconds)
+        return cls(committed, passes, all_tokens, seconds)
 
 
 def pool_sums(several: Sequence[QuestionSums]) -> QuestionSums:
@@ -125,20 +113,18 @@ def pool_sums(several: Sequence[QuestionSums]) -> QuestionSums:
     return QuestionSums(*([sum(cell) for cell in column] for column in columns))
 
 
-def paired_differences(pairs: Sequence[tuple[str, str]], sides: AnswersByName, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield one row of report.json per pair; `speedup` is None if nothing was timed."""
-    base = QuestionSums.from_questions(sides(AUTOREGRESSIVE))
+def paired_differences(
+    pairs: Sequence[tuple[str, str]], answers: Mapping[str, Questions], seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yield one row of report.json per pair of contestants; `speedup` is None if nothing was timed."""
+    sums = {name: QuestionSums.from_questions(questions) for name, questions in answers.items()}
     for more, less in pairs:
-        ours, theirs = (QuestionSums.from_questions(sides(name)) for name in (more, less))
-        yield {"more": more, "less": less, **paired_difference(ours, theirs, base, seed)}
+        difference = paired_difference(sums[more], sums[less], sums[AUTOREGRESSIVE], seed)
+        yield {"more": more, "less": less, **difference}
 
 
 def paired_difference(more: QuestionSums, less: QuestionSums, base: QuestionSums, seed: int) -> dict[str, Any]:
-    """Return tau and speed-up of `more` minus those of `less`, with paired intervals.
-
-    Args:
-        base: autoregression on the same questions, the unit of speed-up.
-    """
+    """Return tau and speed-up of `more` minus those of `less`, with paired intervals. base: autoregression."""
     tau = [more.committed, more.passes, less.committed, less.passes]
     speed = [column for side in (more, less, base) for column in (side.said, side.seconds)]
     timed = all(sum(column) > 0 for column in speed)
@@ -146,19 +132,14 @@ def paired_difference(more: QuestionSums, less: QuestionSums, base: QuestionSums
         "questions": len(more.passes),
         "tau": statistic_of_totals(ratio_difference, tau),
         "tau_ci": bootstrap_interval(ratio_difference, tau, seed),
-        "speedup": statistic_of_totals(speedup_difference, speed) if timed else None,
-        "speedup_ci": bootstrap_interval(speedup_difference, speed, seed) if timed else None,
+        "speedup": statistic_of_totals(ratio_difference, speed) if timed else None,
+        "speedup_ci": bootstrap_interval(ratio_difference, speed, seed) if timed else None,
     }
 
 
-def ratio_difference(a: Any, b: Any, c: Any, d: Any) -> Any:
-    """a / b - c / d"""
-    return a / b - c / d
-
-
-def speedup_difference(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
-    """(a / b - c / d) / (e / f): tokens per second, relative to autoregression"""
-    return (a / b - c / d) / (e / f)
+def ratio_difference(a: Any, b: Any, c: Any, d: Any, *unit: Any) -> Any:
+    """a / b - c / d, in units of e / f if given, as tokens per second relative to autoregression's."""
+    return (a / b - c / d) / (unit[0] / unit[1]) if unit else a / b - c / d
 
 
 def statistic_of_totals(statistic: Callable[..., Any], columns: Sequence[Sequence[float]]) -> float | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -26,9 +26,10 @@ from ctcdraft.decoding.loop import Drafter, generate
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
-from ctcdraft.decoding.verification import Verifier
 from ctcdraft.models.base_model import BaseLM
 
+HISTOGRAM_CELLS = 20
+MIN_TOKENS_FOR_P_VALUE = 100  # five per cell: below, the chi-square distribution is a poor approximation
 CHUNK_ROWS = 64  # hidden states to logits at once: a long answer over a large vocabulary would take gigabytes
 
 
@@ -40,12 +41,7 @@ def pit_histogram(
     seed: int,
     drafts: Mapping[int, Tensor],
 ) -> PITHistogram:
-    """Return the PIT histogram of one answer.
-
-    Args:
-        drafts: distribution over V that each draft token was sampled from, by index in the answer
-            (see `draft_distributions`).
-    """
+    """Return the PIT histogram of one answer. drafts: see `draft_distributions`."""
     tokens_A = torch.tensor(tokens, device=base.device)
     text_L = torch.cat([prompt_L, tokens_A])[:-1]
     states_AD = base.hidden_states(text_L[None], torch.ones_like(text_L)[None])[0, len(prompt_L) - 1 :]
@@ -54,13 +50,12 @@ def pit_histogram(
         # With auxiliary hidden-state layers the last layer's states come first; the lm_head reads only those.
         probs_RV = settings.process_logits(base.head(rows_RD[:, : base.width])).double().exp()
         drafted_rows = [row for row in range(len(tokens_R)) if offset + row in drafts]
-        histogram += PITHistogram(count_pit_values(probs_RV, tokens_R, probs_RV, rng), [0] * HISTOGRAM_CELLS)
+        by_base, by_draft = count_pit_values(probs_RV, tokens_R, probs_RV, rng), [0] * HISTOGRAM_CELLS
         if drafted_rows:
             draft_RV = torch.stack([drafts[offset + row] for row in drafted_rows]).to(base.device).double()
             probs_RV, tokens_R = probs_RV[drafted_rows], tokens_R[drafted_rows]
-            histogram += PITHistogram(
-                [0] * HISTOGRAM_CELLS, count_pit_values(probs_RV, tokens_R, draft_base_ratio(draft_RV, probs_RV), rng)
-            )
+            by_draft = count_pit_values(probs_RV, tokens_R, draft_base_ratio(draft_RV, probs_RV), rng)
+        histogram += PITHistogram(by_base, by_draft)
         offset += len(rows_RD)
     return histogram
 
@@ -91,50 +86,31 @@ def draft_base_ratio(draft_RV: Tensor, probs_RV: Tensor) -> Tensor:
     return torch.where(probs_RV > 0, draft_RV / probs_RV, torch.inf)
 
 
-@dataclass(frozen=True)
-class RecordingVerifier:
-    """A verifier that records the distribution each committed token's draft was sampled from.
-
-    For untimed decoding only: it synchronises with the device at every node.
-
-    Args:
-        distributions: over V, by the position of the token in the text.
-    """
-
-    verify: Verifier
-    distributions: dict[int, Tensor] = field(default_factory=dict)
-
-    def __call__(
-        self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
-    ) -> VerifyResult:
-        result = self.verify(tree, log_probs_NV, noise, root_position)
-        if tree.draft_probs_NV is not None:
-            for depth, node in enumerate(result.path_K[: int(result.length)].tolist()):
-                probs_V = tree.draft_probs_NV[node]
-                if probs_V.sum() > 0:  # else nothing was sampled below this node
-                    self.distributions[root_position + 1 + depth] = probs_V.float().cpu()
-        return result
-
-
 def draft_distributions(
     base: Any, drafter: Drafter, prompt_L: Tensor, settings: DecodingSettings, seed: int, tokens: Sequence[int]
 ) -> dict[int, Tensor]:
     """Return the distribution over V that each draft token of an answer was sampled from, by index in the answer.
 
-    The answer is decoded once more with the same seed. If the device rounds differently the second time, only
-    distributions up to the first different token are returned. A distribution depends only on the text before its
-    token, so the PIT values remain uniform.
+    The answer is decoded once more with the same seed, untimed: recording synchronises with the device at every node.
     """
-    recorder = RecordingVerifier(settings.verify)
-    repeated = generate(base, drafter, prompt_L, replace(settings, verify=recorder), base.stop_token_ids, seed)
+    distributions: dict[int, Tensor] = {}
+
+    def verify(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int) -> VerifyResult:
+        result = settings.verify(tree, log_probs_NV, noise, root_position)
+        if tree.draft_probs_NV is not None:
+            first = root_position + 1 - len(prompt_L)
+            for index, node in enumerate(result.path_K[: int(result.length)].tolist(), first):
+                probs_V = tree.draft_probs_NV[node]
+                if probs_V.sum() > 0:  # else nothing was sampled below this node
+                    distributions[index] = probs_V.float().cpu()
+        return result
+
+    repeated = generate(base, drafter, prompt_L, replace(settings, verify=verify), base.stop_token_ids, seed)
+    # If the device rounds differently the second time, distributions after the first different token are of another
+    # text. Those up to it depend only on the text before their token, so their PIT values remain uniform.
     pairs = enumerate(zip(tokens, repeated.tokens, strict=False))
     last = next((index for index, (token, again) in pairs if token != again), len(tokens) - 1)
-    distributions = {position - len(prompt_L): probs_V for position, probs_V in recorder.distributions.items()}
     return {index: probs_V for index, probs_V in distributions.items() if index <= last}
-
-
-HISTOGRAM_CELLS = 20
-MIN_TOKENS_FOR_P_VALUE = 100  # five per cell: below, the chi-square distribution is a poor approximation
 
 
 @dataclass(frozen=True)
@@ -149,7 +125,8 @@ class PITHistogram:
         return cls([0] * HISTOGRAM_CELLS, [0] * HISTOGRAM_CELLS)
 
     def __add__(self, other: PITHistogram) -> PITHistogram:
-        return PITHistogram(add_counts([self.by_base, other.by_base]), add_counts([self.by_draft, other.by_draft]))
+        by_base = [sum(cell) for cell in zip(self.by_base, other.by_base, strict=True)]
+        return PITHistogram(by_base, [sum(cell) for cell in zip(self.by_draft, other.by_draft, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -173,9 +150,5 @@ class ChiSquareFit:
         expected = tokens / len(counts)
         chi_square = sum((count - expected) ** 2 / expected for count in counts)
         half = torch.tensor([(len(counts) - 1) / 2, chi_square / 2], dtype=torch.float64)
-        p_value = float(torch.special.gammaincc(half[0], half[1])) if tokens >= MIN_TOKENS_FOR_P_VALUE else None
+        p_value = float(torch.special.gammaincc(*half)) if tokens >= MIN_TOKENS_FOR_P_VALUE else None
         return cls(tokens, chi_square, p_value, sum(abs(count - expected) for count in counts) / tokens / 2)
-
-
-def add_counts(columns: Sequence[Sequence[int]]) -> list[int]:
-    return [sum(cell) for cell in zip(*columns, strict=True)]

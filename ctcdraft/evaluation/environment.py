@@ -23,6 +23,8 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fingerprint import storage_tensors
 
 CPUINFO_FILE = Path("/proc/cpuinfo")
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far larger than any cache, copied in milliseconds
+MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}  # rows and columns; a fraction of a second on either
 # Sources that tokens, forward passes and their times depend on. An evaluation cannot be resumed after a change in one
 # of them; after any other change it can, as reports are computed again from its records.
 HASHED_SOURCES = (
@@ -30,7 +32,7 @@ HASHED_SOURCES = (
     "models/deepspeed.py",
     *("ctc", "decoding", "drafters", "nn"),
     *("corpus/chat_template.py", "corpus/types.py"),  # rendering of prompts
-    *("evaluation/setup.py", "evaluation/runner.py", "evaluation/stock_generate.py", "evaluation/profiling.py"),
+    *("evaluation/contestants.py", "evaluation/runner.py", "evaluation/profiling.py"),
     *("evaluation/replay/drafts.py", "evaluation/replay/evaluation.py"),
     *("evaluation/losslessness.py", "evaluation/distribution_test.py"),  # the checks stored in a record
 )
@@ -56,28 +58,15 @@ def code_hash(package: Path = Path(__file__).parents[1]) -> str:
     return digest.hexdigest()[:16]
 
 
-def code_version(circumstances: dict[str, Any]) -> dict[str, Any]:
-    """Return version, commit, and whether there were uncommitted changes (`dirty`)."""
-    git = circumstances["git"] or {"commit": None, "dirty": None}
-    return {"version": circumstances["versions"]["ctcdraft"], **git}
-
-
 def hardware_name(device: torch.device) -> str:
     """Return the accelerator's name, or the processor's and its threads; speeds are comparable on equal ones only."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    lines = CPUINFO_FILE.read_text().splitlines() if CPUINFO_FILE.is_file() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == "model name")
+    name = next(models, "") or platform.processor() or platform.machine()  # elsewhere than on Linux the architecture
     threads = torch.get_num_threads()
-    return f"{processor_name()}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def processor_name() -> str:
-    """Return the processor's model on Linux, elsewhere its architecture."""
-    if CPUINFO_FILE.is_file():
-        for line in CPUINFO_FILE.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def git_state(repository: Path) -> dict[str, Any] | None:
@@ -93,36 +82,22 @@ def git_state(repository: Path) -> dict[str, Any] | None:
         return None
 
 
-COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far larger than any cache, copied in milliseconds
-
-MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}  # rows and columns; a fraction of a second on either
-
-
 def weight_bytes(base: BaseLM) -> int:
-    """Return the bytes of weights that a forward pass reads: all parameters except the input embeddings.
-
-    Of the embeddings only N rows are read, unless they are tied to the lm_head, which reads all of them.
-    """
-    parameters = {id(weight): weight for weight in base.lm.parameters()}
-    head = base.head.weight
-    embedding = base.embedding.weight
-    return sum(storage_bytes(weight) for weight in parameters.values() if weight is head or weight is not embedding)
-
-
-def storage_bytes(weight: Any) -> int:
-    """Return the bytes of a weight's storage; a torchao int8 weight reports the element size of bfloat16."""
-    return sum(part.numel() * part.element_size() for part in storage_tensors(weight))
+    """Return the bytes of weights that a forward pass reads: all parameters except the input embeddings."""
+    head, embedding = base.head.weight, base.embedding.weight
+    weights = {id(weight): weight for weight in base.lm.parameters()}.values()
+    # Of the embeddings only N rows are read, unless they are tied to the lm_head, which reads all of them.
+    read = [weight for weight in weights if weight is head or weight is not embedding]
+    # By the storage: a torchao int8 weight itself reports the element size of bfloat16.
+    return sum(part.numel() * part.element_size() for weight in read for part in storage_tensors(weight))
 
 
 def count_matmul_weights(base: BaseLM) -> int:
-    """Return the number of weights each tree node is multiplied by: all except the embeddings, unless tied.
-
-    Linear layers are counted by their features, because quantised weights are packed, two or more per byte.
-    """
+    """Return the number of weights each tree node is multiplied by: all except the embeddings, unless tied."""
     count = 0
     for module in base.lm.modules():
         own = dict(module.named_parameters(recurse=False))
-        if hasattr(module, "in_features"):
+        if hasattr(module, "in_features"):  # by its features: quantised weights are packed, two or more per byte
             own.pop("weight", None)
             count += module.in_features * module.out_features
         if module is not base.embedding:
@@ -145,8 +120,7 @@ def matmul_rate(base: BaseLM, rounds: int = 5) -> float:
 
 
 def fastest_seconds(call: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Return the least time of a call over some rounds; the first one, a warm-up, does not count."""
-    return min([time_call(device, call) for _ in range(rounds + 1)][1:])
+    return min([time_call(device, call) for _ in range(rounds + 1)][1:])  # the first one is a warm-up
 
 
 def time_call(device: torch.device, call: Callable[[], object]) -> float:
@@ -163,23 +137,21 @@ def bandwidth_utilization(spent: PhaseTimes, weight_bytes: int, bandwidth: float
     """Return the memory-bandwidth utilization: the least possible time of the forward passes / their measured time."""
     if not spent.passes or not spent.seconds["read"]:
         return None
-    least_seconds = (weight_bytes * spent.passes + spent.kv_bytes) / bandwidth
-    return least_seconds / spent.seconds["read"]
+    return (weight_bytes * spent.passes + spent.kv_bytes) / bandwidth / spent.seconds["read"]
 
 
 @dataclass(frozen=True)
 class HardwareLimits:
-    """What bounds a forward pass: bytes and number of weights, bytes per second of a copy, FLOP/s of a product."""
+    """What bounds a forward pass."""
 
     weight_bytes: int
     weights: int
-    bandwidth: float
-    rate: float
+    bandwidth: float  # bytes per second of a copy
+    rate: float  # FLOP/s of a matrix product
 
     @classmethod
     def measure_on(cls, base: BaseLM) -> HardwareLimits:
-        weights = weight_bytes(base), count_matmul_weights(base)
-        return cls(*weights, copy_bandwidth(base.device), matmul_rate(base))
+        return cls(weight_bytes(base), count_matmul_weights(base), copy_bandwidth(base.device), matmul_rate(base))
 
     def min_seconds(self, kv_bytes: float, nodes: float) -> float:
         """Return the least seconds of a forward pass: of streaming its bytes or of its products, the longer one."""

@@ -12,57 +12,31 @@ from typing import Any
 
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.distributed import Shard
-from ctcdraft.evaluation import metrics
+from ctcdraft.evaluation import metrics, runner
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.bootstrap import paired_differences
-from ctcdraft.evaluation.environment import (
-    code_hash,
-    code_version,
-    copy_bandwidth,
-    environment,
-    hardware_name,
-    weight_bytes,
-)
+from ctcdraft.evaluation.contestants import Contestant, EvaluationSetup, StockGenerate, qualified_name
+from ctcdraft.evaluation.environment import code_hash, copy_bandwidth, environment, hardware_name, weight_bytes
 from ctcdraft.evaluation.losslessness import other_kernels_null
-from ctcdraft.evaluation.metrics import paired_answers
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.profiling import PhaseTimes, Profile, profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
-from ctcdraft.evaluation.runner import (
-    ShapeWarmup,
-    prepare_oracle,
-    remaining_progress,
-    run_questions,
-    sample_evenly,
-    shuffled_names,
-    turn_prompt,
-    turn_seed,
-    warm_up,
-)
-from ctcdraft.evaluation.setup import Contestant, EvaluationSetup, dtype_name, guarantee, qualified_name
-from ctcdraft.evaluation.stock_generate import StockGenerate
-from ctcdraft.evaluation.tracing.tracer import TraceSettings
+from ctcdraft.evaluation.tracer import TraceSettings
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.progress import Progress
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Contestants, benchmark and settings of one evaluation.
-
-    Args:
-        decoding: name of the decoding config, for the report.
-        sizes: what `decoding.nodes=auto` chose (see `load_or_choose_sizes`), else None.
-        pairs: contestants whose paired differences are reported.
-    """
+    """Contestants, benchmark and settings of one evaluation."""
 
     setup: EvaluationSetup
     contestants: Mapping[str, Contestant]
     benchmark: Benchmark
-    decoding: str
+    decoding: str  # name of the decoding config, for the report
     shard: Shard
-    sizes: Mapping[str, Any] | None = None
-    pairs: Sequence[tuple[str, str]] = ()
+    sizes: Mapping[str, Any] | None = None  # what decoding.nodes=auto chose, see `load_or_choose_sizes`
+    pairs: Sequence[tuple[str, str]] = ()  # contestants whose paired differences are reported
 
     @property
     def prompts(self) -> dict[int, Prompt]:
@@ -76,25 +50,21 @@ class Evaluation:
 
     def describe(self) -> str:
         """Return the plan that is printed before the first question."""
-        settings, prompts = self.setup.settings, self.prompts
+        settings, prompts, base = self.setup.settings, self.prompts, self.setup.base
         turns = sum(len(prompt.turns) for prompt in prompts.values())
         max_tokens = turns * settings.max_new_tokens
+        nodes = ", ".join(f"{name} {count}" for name, count in self.setup.nodes.items()) or settings.nodes
         return (
             f"contestants: {', '.join(self.contestants)}\n"
-            f"{self.benchmark.name}: {len(prompts):,} questions, {turns:,} turns; base {self.setup.base.name}, "
-            f"{self.setup.base.dtype} on {hardware_name(self.setup.base.device)}\n"
-            f"{self.decoding} decoding, {self.nodes()} nodes, up to {settings.max_new_tokens:,} new tokens per turn: "
+            f"{self.benchmark.name}: {len(prompts):,} questions, {turns:,} turns; base {base.name}, {base.dtype} on "
+            f"{hardware_name(base.device)}\n"
+            f"{self.decoding} decoding, {nodes} nodes, up to {settings.max_new_tokens:,} new tokens per turn: "
             f"at most {max_tokens:,} forward passes each, {max_tokens * len(self.contestants):,} in all"
         )
 
-    def nodes(self) -> str:
-        chosen = [f"{name} {count}" for name, count in self.setup.nodes.items()]
-        return ", ".join(chosen) or str(self.setup.settings.nodes)
-
     def settings(self, warm_up_tokens: int) -> dict[str, Any]:
         """Return what all records of an output directory must share; a higher benchmark.limit may resume."""
-        setup, settings = self.setup, self.setup.settings
-        current = environment()
+        setup, settings, current = self.setup, self.setup.settings, environment()
         return {
             "benchmark": {"name": self.benchmark.name, "questions": self.benchmark.hash},
             "decoding": {
@@ -106,10 +76,11 @@ class Evaluation:
             "base": setup.base.fingerprint(),
             "context_length": setup.base.context_length,
             "attention": setup.base.lm.config._attn_implementation,
-            "dtype": dtype_name(setup),
+            "dtype": str(setup.base.dtype).removeprefix("torch."),
             "reads": setup.base.execution_mode,
             "hardware": hardware_name(setup.base.device),
-            **code_version(current),
+            "version": current["versions"]["ctcdraft"],
+            **(current["git"] or {"commit": None, "dirty": None}),
             "code": code_hash(),
             "versions": {package: current["versions"][package] for package in ("torch", "transformers")},
             "seed": setup.seed,
@@ -128,46 +99,44 @@ class Evaluation:
         folder.open(self.settings(warm_up_tokens), len(self.benchmark.prompts), overwrite)
         if self.sizes is not None:
             folder.write_sizes(self.sizes)  # after open(): a folder that refuses this evaluation keeps its sizes
-        progress = remaining_progress(self.setup, self.prompts, folder, timing_questions, trace.questions)
-        answered = run_questions(self.setup, self.prompts, folder, warm_up_tokens, progress)
+        setup, prompts = self.setup, self.prompts
+        progress = runner.remaining_progress(setup, prompts, folder, timing_questions, trace.questions)
+        answered = runner.run_questions(setup, prompts, folder, warm_up_tokens, progress)
         records = folder.records(len(self.benchmark.prompts))
-        own_records = [record for record in records if record.index in self.prompts]
-        if not folder.profile_file.is_file():
-            timing = self.profile_questions(sample_evenly(own_records, timing_questions), warm_up_tokens, progress)
-            if timing is not None:
-                folder.write_timing(timing)
-        if trace.questions and own_records and not folder.trace_file.is_file():
-            sampled = sample_evenly(own_records, trace.questions)
-            traced = {record.index: self.prompts[record.index] for record in sampled}
-            folder.write_trace(trace.trace_answers(self.setup, traced, progress))
+        own_records = [record for record in records if record.index in prompts]
+        profiled = runner.sample_evenly(own_records, timing_questions)
+        if profiled and not folder.profile_file.is_file():
+            folder.write_timing(self.profile_questions(profiled, warm_up_tokens, progress))
+        traced = runner.sample_evenly(own_records, trace.questions)
+        if traced and not folder.trace_file.is_file():
+            questions = {record.index: prompts[record.index] for record in traced}
+            folder.write_trace(trace.trace_answers(setup, questions, progress))
         rows, circumstances = self.rows(records, Profile.merge_shards(folder.timings()), answered)
-        differences = paired_differences(self.pairs, lambda name: paired_answers(name, records)[0], self.setup.seed)
-        nodes = self.setup.settings.nodes
+        answers = {name: [record.answers(name) for record in records] for name in self.contestants}
+        differences = paired_differences(self.pairs, answers, setup.seed)
         return {
             "rows": rows,
             "environment": circumstances,
-            "differences": [{"nodes": nodes, **difference} for difference in differences],
+            "differences": [{"nodes": setup.settings.nodes, **difference} for difference in differences],
         }
 
-    def profile_questions(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Profile | None:
-        """Decode these questions again with a stopwatch, in another order; return None without questions."""
-        if not records:
-            return None
+    def profile_questions(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Profile:
+        """Decode these questions again with a stopwatch, in another order."""
         setup = self.setup
-        # If all records were on disk already, nothing has warmed up this process.
-        warm_up(setup, self.prompts[records[0].index], warm_up_tokens)
         times: dict[str, PhaseTimes] = {}
-        warmup = ShapeWarmup(setup)
+        # If all records were on disk already, nothing has warmed up this process.
+        runner.warm_up(setup, self.prompts[records[0].index], warm_up_tokens)
+        warmup = runner.ShapeWarmup(setup)
         for record in records:
             prompt, baseline = self.prompts[record.index], record.answers(AUTOREGRESSIVE)
             for turn in range(len(prompt.turns)):
-                prompt_L, _ = turn_prompt(setup.base, prompt, [answer.text for answer in baseline[:turn]])
-                seed = turn_seed(setup.seed, record.index, turn)
+                prompt_L, _ = runner.turn_prompt(setup.base, prompt, [answer.text for answer in baseline[:turn]])
+                seed = runner.turn_seed(setup.seed, record.index, turn)
                 warmup.capture_shapes(prompt_L)
-                for name in shuffled_names(setup, seed + 1):
+                for name in runner.shuffled_names(setup, seed + 1):
                     if isinstance(setup.contestants[name], StockGenerate):
                         continue  # it does not run our loop
-                    prepare_oracle(setup, name, prompt_L, seed)
+                    runner.prepare_oracle(setup, name, prompt_L, seed)
                     drafter, settings = setup.contestants[name], setup.settings_of(name)
                     answer_times = profile_answer(setup.base, drafter, prompt_L, settings, seed)
                     times[name] = times[name] + answer_times if name in times else answer_times
@@ -177,11 +146,7 @@ class Evaluation:
     def rows(
         self, records: list[Record], timing: Profile | None, answered: int
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return a row per contestant, and the environment.
-
-        Args:
-            answered: number of the questions that were answered by this process, not an earlier one.
-        """
+        """Return a row per contestant, and the environment. answered: the number of questions, by this process."""
         rows = []
         for name in self.contestants:
             row = metrics.report_row(name, records, timing, self.labels(name), self.setup.seed)
@@ -202,7 +167,7 @@ class Evaluation:
             "nodes": setup.settings_of(name).nodes,
             "draft_parameters": contestant.parameters,
             "hardware": hardware_name(setup.base.device),
-            "dtype": dtype_name(setup),
+            "dtype": str(setup.base.dtype).removeprefix("torch."),
             "fingerprint": contestant.fingerprint,
             "crossing": contestant.crossing,
             "quantised_since": was_quantized_since(contestant.fingerprint, setup.base.fingerprint()),
@@ -210,7 +175,14 @@ class Evaluation:
         }
 
     def guarantee(self, name: str, answers: Iterable[Answer]) -> str:
-        return "words" if name == AUTOREGRESSIVE else guarantee(self.setup.settings, answers)
+        """Return what decoding promises relative to autoregression, as the `owes` field of report.json.
+
+        `words`: identical tokens. `law`: tokens from the same distribution. `nothing`: the verifier is lossy.
+        """
+        settings = self.setup.settings
+        if name == AUTOREGRESSIVE or all(settings.owes_token_identity(answer.drawn) for answer in answers):
+            return "words"
+        return "law" if settings.lossless else "nothing"
 
     def circumstances(self, records: list[Record], timing: Profile | None, answered: int) -> dict[str, Any]:
         cuts = [turn.cut for record in records for turn in record.turns if turn.cut]

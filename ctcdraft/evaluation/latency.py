@@ -16,42 +16,32 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.loop import Drafter
-from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.decoding.verification import Verifier
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.evaluation import environment as machine
+from ctcdraft.evaluation.contestants import Contestant
 from ctcdraft.evaluation.environment import HardwareLimits
 from ctcdraft.evaluation.profiling import PASS_PARTS, PhaseTimes, profile_answer, relative_costs
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.setup import Contestant
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.meta import NullTokenizer
 
-NO_STOP_TOKEN = -1  # no token of any base model, so random tokens cannot end an answer
+STOP_TOKEN = -1  # no token of any base model, so random tokens cannot end an answer
 
 
 @dataclass(frozen=True)
 class LatencyBenchmark:
-    """Settings of the benchmark, as in configs/benchmark/latency.yaml.
-
-    Args:
-        drafters: names of drafters, built with random weights.
-        contexts: numbers of tokens in the KV cache before a measurement.
-        nodes: sizes of the trees that are read.
-        passes: decoding steps of each run of the loop.
-        repeats: of every measurement; medians are reported.
-        tau: acceptance length to predict a speed-up with, by the drafter's name.
-    """
+    """Settings of the benchmark, as in configs/benchmark/latency.yaml."""
 
     name: str
-    drafters: Sequence[Any]
-    contexts: Sequence[int]
-    nodes: Sequence[int]
-    passes: int
-    repeats: int
-    tau: Mapping[str, float | None]
+    drafters: Sequence[Any]  # their names; built with random weights
+    contexts: Sequence[int]  # tokens in the KV cache before a measurement
+    nodes: Sequence[int]  # sizes of the trees that are read
+    passes: int  # decoding steps of each run of the loop
+    repeats: int  # of every measurement; medians are reported
+    tau: Mapping[str, float | None]  # acceptance length to predict a speed-up with, by the drafter's name
 
     def __post_init__(self) -> None:
         for key, values in (("contexts", self.contexts), ("nodes", self.nodes)):
@@ -85,27 +75,26 @@ class LatencyBenchmark:
         hardware, usable = machine.hardware_name(base.device), self.usable_contexts(base, settings)
         drafters = {name: contestant.drafter for name, contestant in contestants.items()}
         measured = measure_contexts(base, drafters, settings, self, seed)
-        labels = {
-            "benchmark": self.name,
-            "nodes": settings.nodes,
-            "temperature": settings.temperature,
-            "seed": seed,
-            "hardware": hardware,
-            "dtype": str(base.dtype).removeprefix("torch."),
-        }
-        rows = []
-        for row in measured.pop("drafters"):
-            contestant = contestants[row["drafter"]]
-            labels |= {"draft_parameters": contestant.parameters, "fingerprint": contestant.fingerprint}
-            rows.append({**row, **labels})
+        for row in measured["drafters"]:
+            row |= {
+                "benchmark": self.name,
+                "nodes": settings.nodes,
+                "temperature": settings.temperature,
+                "seed": seed,
+                "hardware": hardware,
+                "dtype": str(base.dtype).removeprefix("torch."),
+                "draft_parameters": contestants[row["drafter"]].parameters,
+                "fingerprint": contestants[row["drafter"]].fingerprint,
+            }
         circumstances = {
+            **machine.environment(),
             "hardware": hardware,
             "base": base.name,
             "random_weights": isinstance(base.tokenizer, NullTokenizer),
             "reads": base.execution_mode,
             "contexts_left_out": [context for context in self.contexts if context not in usable],
         }
-        return {"rows": rows, **measured, "environment": {**machine.environment(), **circumstances}}
+        return {"rows": measured.pop("drafters"), **measured, "environment": circumstances}
 
 
 def measure_contexts(
@@ -115,15 +104,15 @@ def measure_contexts(
     limits = HardwareLimits.measure_on(base)
     reads, rows = [], []
     for context in latency.usable_contexts(base, settings):
-        text_L = torch.randint(base.vocabulary, (context,), generator=torch.Generator().manual_seed(seed))
-        text_L = text_L.to(base.device)
+        rng = torch.Generator().manual_seed(seed)
+        text_L = torch.randint(base.vocabulary, (context,), generator=rng).to(base.device)
         timer = ReadTimer(base, text_L, latency.nodes)
         # Reads alternate with runs of the loop, so that a device that slows down meanwhile slows down both.
         times, nodes = median_full_passes(base, drafters, settings, text_L, latency, timer.measure)
         reads.append(timer.row(limits, times[AUTOREGRESSIVE].seconds_per_pass))
         for name, drafter in drafters.items():
-            searches = hasattr(drafter, "frame_tree")
-            rows.append(drafter_row(name, context, times, nodes[name], searches, latency.tau.get(name), limits))
+            row = drafter_row(name, times, nodes[name], hasattr(drafter, "frame_tree"), latency.tau.get(name), limits)
+            rows.append({"drafter": name, "context": context, **row})
     return {"machine": vars(limits), "reads": reads, "drafters": rows}
 
 
@@ -135,45 +124,35 @@ def median_full_passes(
     latency: LatencyBenchmark,
     after_repeat: Callable[[], object],
 ) -> tuple[dict[str, PhaseTimes], dict[str, float]]:
-    """Return the median repeat of every drafter, by seconds per step, and its trees' mean number of nodes.
-
-    A whole repeat, so that its parts add up. The answer has room for a whole tree after the last step, because trees
-    are cut at the end of an answer, and most of a few steps would be cut.
-    """
+    """Return the median repeat of every drafter, by seconds per step, and its trees' mean number of nodes."""
+    # Room for a whole tree after the last step: trees are cut at the end of an answer, so most of a few steps would be.
     roomy = replace(settings, max_new_tokens=latency.passes + settings.nodes)
     runs: dict[str, list[PhaseTimes]] = {name: [] for name in drafters}
     nodes: dict[str, float] = {}
     for _ in range(latency.repeats + 1):
         for name, drafter in drafters.items():
             verify = FixedLengthVerifier(settings.verify, latency.passes)
-            runs[name].append(profile_answer(base, drafter, text_L, replace(roomy, verify=verify), 0, {NO_STOP_TOKEN}))
+            runs[name].append(profile_answer(base, drafter, text_L, replace(roomy, verify=verify), 0, {STOP_TOKEN}))
             nodes[name] = statistics.mean(verify.nodes[1:])
         after_repeat()
-    medians = {
-        name: sorted(times[1:], key=lambda each: each.seconds_per_pass)[(len(times) - 1) // 2]
-        for name, times in runs.items()
-    }
-    return medians, nodes
+    # A whole repeat, so that its parts add up; the first one is a warm-up.
+    ordered = {name: sorted(times[1:], key=lambda each: each.seconds_per_pass) for name, times in runs.items()}
+    return {name: times[len(times) // 2] for name, times in ordered.items()}, nodes
 
 
 class FixedLengthVerifier:
-    """A verifier that ends the answer after a number of decoding steps, and counts the nodes of every tree.
-
-    The first call is the prefill's.
-    """
+    """A verifier that ends the answer after a number of decoding steps, and counts the nodes of every tree."""
 
     def __init__(self, verify: Verifier, passes: int) -> None:
         self.verify = verify
-        self.remaining_passes = passes + 1
+        self.remaining_passes = passes + 1  # the first call is the prefill's
         self.nodes: list[int] = []
 
-    def __call__(
-        self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
-    ) -> VerifyResult:
-        result = self.verify(tree, log_probs_NV, noise, root_position)
+    def __call__(self, tree: TokenTree, *inputs: Any) -> VerifyResult:
+        result = self.verify(tree, *inputs)
         self.remaining_passes -= 1
         self.nodes.append(len(tree))
-        return result if self.remaining_passes else replace(result, bonus=torch.full_like(result.bonus, NO_STOP_TOKEN))
+        return result if self.remaining_passes else replace(result, bonus=torch.full_like(result.bonus, STOP_TOKEN))
 
 
 class ReadTimer:
@@ -192,7 +171,8 @@ class ReadTimer:
         self.prefill_seconds.append(machine.time_call(device, partial(self.base.read, self.text_L, cache)))
         self.kv_bytes_per_token = cache.bytes_held() // context
         for nodes, seconds in self.seconds.items():
-            tree = four_ary_tree(self.text_L[-1], nodes)
+            parents = [node // 4 - 1 for node in range(nodes - 1)]  # any tree: only its size matters for the time
+            tree = TokenTree.from_lists(self.text_L[-1], [0] * (nodes - 1), parents)
             seconds.append(machine.time_call(device, partial(self.base.read_tree, tree, cache)))
             cache.crop(context)
 
@@ -212,28 +192,16 @@ class ReadTimer:
 
 
 def drafter_row(
-    name: str,
-    context: int,
-    times: Mapping[str, PhaseTimes],
-    nodes: float,
-    searches: bool,
-    tau: float | None,
-    limits: HardwareLimits,
+    name: str, times: Mapping[str, PhaseTimes], nodes: float, searches: bool, tau: float | None, limits: HardwareLimits
 ) -> dict[str, Any]:
-    """Return the costs of one drafter at one context; `tau` is null, as acceptance on random tokens means nothing.
-
-    Args:
-        searches: whether a tree is built from frames after the head has run; else c_search is null.
-    """
+    """Return the costs of one drafter. searches: whether a tree is built from frames after the head has run."""
     ours, step = times[name], times[AUTOREGRESSIVE].seconds_per_pass
     costs = relative_costs(times, name) or {}
     c_search = ours.seconds["tree"] / ours.passes / step if searches else None
     given = 1.0 if name == AUTOREGRESSIVE else tau
     return {
-        "drafter": name,
-        "context": context,
         "tree_nodes": nodes,
-        "tau": None,
+        "tau": None,  # acceptance on random tokens means nothing
         "tau_given": given,
         **costs,
         "c_head": costs["c"] - (c_search or 0.0),
@@ -244,8 +212,3 @@ def drafter_row(
         "time": {part: ours.seconds[part] / ours.passes for part in PASS_PARTS} | {"prefill": ours.seconds["prefill"]},
         "roof_share": limits.min_seconds(ours.kv_bytes / ours.passes, nodes) * ours.passes / ours.seconds["read"],
     }
-
-
-def four_ary_tree(root: Tensor, nodes: int) -> TokenTree:
-    """Return a tree of this size with four children per node; only its size matters for the time."""
-    return TokenTree.from_lists(root, [0] * (nodes - 1), [node // 4 - 1 for node in range(nodes - 1)])

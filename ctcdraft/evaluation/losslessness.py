@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.sampling import GumbelNoise
+from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.distribution_test import ChiSquareFit, PITHistogram
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Divergence, Record
-from ctcdraft.evaluation.setup import EvaluationSetup
 
 TIE_MARGIN = 1e-4  # of logits in float32: a larger margin is never explained by rounding
 MAX_ROUNDINGS = 8  # rounding errors of the top logit that a margin may consist of in half precision
-# Largest relative rounding error of these types.
-HALF_PRECISION_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+HALF_PRECISION_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # largest relative rounding errors
 
 
 class LosslessnessChecker:
@@ -44,11 +43,7 @@ class LosslessnessChecker:
         seed: int,
         sampled: bool = False,
     ) -> Divergence | None:
-        """Return where `tokens` first differ from autoregression's, `truth`; None if they are equal.
-
-        Args:
-            sampled: whether the draft tokens were sampled, so that only the distribution may be promised.
-        """
+        """Return where `tokens` first differ from autoregression's, `truth`; None if they are equal."""
         if tuple(tokens) == tuple(truth):
             return None
         pairs = enumerate(zip(tokens, truth, strict=False))
@@ -60,9 +55,9 @@ class LosslessnessChecker:
         return Divergence(turn, position, margin, self._explained_by_rounding(name, margin, least, prompt_L, seed))
 
     def _top2_margin(self, prompt_L: Tensor, agreed: Sequence[int], seed: int) -> tuple[float | None, float]:
-        """Return the margin between the base model's two best tokens after the common text, and the rounding bound.
+        """Return the margin of the base model's two best tokens after the common text, and the rounding bound.
 
-        The margin is of logits, or at a temperature above 0 of scores with Gumbel noise; None if only one is finite.
+        It is of logits, or at a temperature above 0 of scores with Gumbel noise; None if only one of them is finite.
         """
         text_L = torch.cat([prompt_L, torch.tensor(agreed, dtype=prompt_L.dtype, device=prompt_L.device)])
         scores_1V = self.base.read(text_L, self.base.new_cache(len(text_L))).logits_NV
@@ -91,11 +86,9 @@ class LosslessnessChecker:
         return ours == theirs
 
     def _float64_copy(self) -> EvaluationSetup:
-        """Return a copy of base model and drafters in float64.
-
-        It is not kept, because it takes twice the memory, which would count as the peak memory of the contestants that
-        run later. All are copied together, because drafters share the base model's lm_head and embedding.
-        """
+        """Return a copy of base model and drafters in float64."""
+        # Together, because drafters share the base model's lm_head and embedding. The caller does not keep the copy: it
+        # takes twice the memory, which would count as the peak memory of the contestants that run later.
         base, contestants = copy.deepcopy((self.base, dict(self.setup.contestants)))
         for copied in (base, *contestants.values()):
             if isinstance(copied, torch.nn.Module):
@@ -107,13 +100,13 @@ def rounding_bound(logits_1V: Tensor) -> float:
     """Return the smallest margin between two logits that rounding cannot explain, by their dtype and size.
 
     In half precision it is 8 rounding errors of the top logit: for a logit of 16, 0.5 in bfloat16 and 0.06 in float16.
-    That is generous on purpose. Hidden states are rounded in every layer, in different orders for a tree and for one
-    token, which leaves one or two such errors in the logits, growing with the square root of the depth; a wrong mask,
-    position id or cache row changes logits by whole units. A bug with a smaller effect remains undecided.
     """
     unit = HALF_PRECISION_ROUNDING.get(logits_1V.dtype)
     if unit is None:
         return TIE_MARGIN
+    # Generous on purpose. Hidden states are rounded in every layer, in different orders for a tree and for one token,
+    # which leaves one or two such errors in the logits, growing with the square root of the depth; a wrong mask,
+    # position id or cache row changes logits by whole units. A bug with a smaller effect remains undecided.
     logits_1V = logits_1V.double()
     top = logits_1V.max()
     # Logits may be shifted by a constant, so a top logit near 0 does not mean small rounding errors: use the spread.
@@ -137,10 +130,8 @@ def losslessness_metrics(name: str, records: Sequence[Record]) -> dict[str, Any]
     wrong = sum(False in roundings for roundings in owed)
     undecided = sum(None in roundings and False not in roundings for roundings in owed)
     explained = len(owed) - wrong - undecided
-    ours, theirs = (
-        sum((record.marks[each] for record in records if each in record.marks), PITHistogram.empty())
-        for each in (name, AUTOREGRESSIVE)
-    )
+    marks = ([record.marks[each] for record in records if each in record.marks] for each in (name, AUTOREGRESSIVE))
+    ours, theirs = (sum(histograms, PITHistogram.empty()) for histograms in marks)
     fit, null, by_draft = map(ChiSquareFit.from_counts, (ours.by_base, theirs.by_base, ours.by_draft))
     return {
         "unit": "question",
@@ -164,14 +155,9 @@ def other_kernels_null(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]
     That is the number of differences to expect in `row` if nothing is wrong. None if no such row was measured, for
     that row itself, for autoregression, and in float32.
     """
-    if (
-        row["drafter"] == AUTOREGRESSIVE
-        or row["other_kernels"]
-        or getattr(torch, row["dtype"]) not in HALF_PRECISION_ROUNDING
-    ):
-        return None
     others = [other for other in rows if other["other_kernels"]]
-    if not others:
+    is_half = getattr(torch, row["dtype"]) in HALF_PRECISION_ROUNDING
+    if not others or not is_half or row["drafter"] == AUTOREGRESSIVE or row["other_kernels"]:
         return None
     lossless = others[0]["lossless"]
     margins = lossless["first_divergence_margins"]

@@ -11,13 +11,15 @@ from decimal import Decimal
 from typing import Any
 
 from ctcdraft.decoding.settings import DecodeStep, conditional_acceptance_rates
-from ctcdraft.evaluation.bootstrap import bootstrap_interval, ratio_interval
+from ctcdraft.evaluation.bootstrap import QuestionSums, bootstrap_interval, ratio_interval
 from ctcdraft.evaluation.environment import bandwidth_utilization
 from ctcdraft.evaluation.losslessness import losslessness_metrics
 from ctcdraft.evaluation.profiling import PASS_PARTS, Profile, relative_costs
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Questions, Record
 
-DEFINITIONS = {
+# A minus is a sign only if no number or bracket precedes it: 5-3 holds 5 and 3.
+NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
+DEFINITIONS = {  # printed below the tables of a report
     "pass": "one forward pass of the base model after the prefill; autoregression takes one per token",
     "tokens": "tokens committed by forward passes; the first token of an answer comes from the prefill and does not "
     "count, nor do tokens after the first EOS or beyond max_new_tokens",
@@ -49,46 +51,31 @@ DEFINITIONS = {
 }
 
 
-def acceptance_metrics(questions: Questions) -> dict[str, Any]:
+def report_row(
+    name: str, records: Sequence[Record], timing: Profile | None, labels: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """Return one row of report.json. labels: the fields that need no measurement (benchmark, decoding, ...)."""
+    ours, theirs = paired_answers(name, records)
+    answers = [answer for question in ours for answer in question]
+    counted = acceptance_metrics(ours)
+    peaks = [answer.peak_memory_bytes for answer in answers if answer.peak_memory_bytes is not None]
     return {
-        "tokens": sum(map(committed_tokens, questions)),
-        "passes": sum(map(count_passes, questions)),
-        "tau": tau(questions),
-        "tau_mean": tau_mean(questions),
-        "tau_paper": tau_paper(questions),
-    }
-
-
-def tokens_per_second(questions: Questions) -> float | None:
-    """Return tokens per second, prefill and first token included."""
-    answers = [answer for question in questions for answer in question]
-    return ratio(sum(len(answer.tokens) for answer in answers), sum(answer.seconds for answer in answers))
-
-
-def decode_tokens_per_second(questions: Questions) -> float | None:
-    answers = [answer for question in questions for answer in question]
-    return ratio(sum(answer.committed for answer in answers), sum(answer.seconds_decode for answer in answers))
-
-
-def speedups(ours: Questions, theirs: Questions) -> dict[str, Any]:
-    """Return speed relative to autoregression, `theirs`, and our tokens per second."""
-    mean_ours, mean_theirs = (mean_of_known([tokens_per_second([one]) for one in side]) for side in (ours, theirs))
-    return {
-        "speedup": ratio(tokens_per_second(ours), tokens_per_second(theirs)),
-        "speedup_decode": ratio(decode_tokens_per_second(ours), decode_tokens_per_second(theirs)),
-        "speedup_paper": ratio(mean_ours, mean_theirs),
-        "tokens_per_second": tokens_per_second(ours),
-    }
-
-
-def metric_intervals(ours: Questions, theirs: Questions, seed: int) -> dict[str, Any]:
-    """Return the intervals of tau and speed-up, over the same resampled questions."""
-    tokens = [[sum(len(answer.tokens) for answer in question) for question in side] for side in (ours, theirs)]
-    seconds = [[sum(answer.seconds for answer in question) for question in side] for side in (ours, theirs)]
-    columns: list[Sequence[float]] = [tokens[0], seconds[0], tokens[1], seconds[1]]
-    return {
-        "tau_ci": ratio_interval([*map(committed_tokens, ours)], [*map(count_passes, ours)], seed),
-        "speedup_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), columns, seed),
+        "drafter": name,
+        **labels,
+        "seed": seed,
+        "prompts": len(records),
+        **counted,
+        "alpha": alpha(ours),
+        "acceptance_rate": acceptance_rate(ours),
+        **speedups(ours, theirs),
+        **metric_intervals(ours, theirs, seed),
+        **cost_metrics(name, timing, counted["tau"]),
+        "peak_memory_bytes": max(peaks, default=None),
+        "lossless": losslessness_metrics(name, records),
+        "accuracy": accuracy(ours, [record.reference for record in records]),
+        "ended_share": mean_of_known([float(answer.ended) for answer in answers]),
+        "repeated_4gram_share": repeated_4gram_share(ours),
+        "categories": category_metrics(name, records),
     }
 
 
@@ -113,46 +100,61 @@ def paired_answers(name: str, records: Sequence[Record]) -> tuple[list[list[Answ
     return [record.answers(name) for record in records], [record.answers(AUTOREGRESSIVE) for record in records]
 
 
+def acceptance_metrics(questions: Questions) -> dict[str, Any]:
+    return {
+        "tokens": sum(map(committed_tokens, questions)),
+        "passes": sum(map(count_passes, questions)),
+        "tau": tau(questions),
+        "tau_mean": tau_mean(questions),
+        "tau_paper": tau_paper(questions),
+    }
+
+
+def speedups(ours: Questions, theirs: Questions) -> dict[str, Any]:
+    """Return speed relative to autoregression, `theirs`, and our tokens per second."""
+    mean_ours, mean_theirs = (mean_of_known([tokens_per_second([one]) for one in side]) for side in (ours, theirs))
+    return {
+        "speedup": ratio(tokens_per_second(ours), tokens_per_second(theirs)),
+        "speedup_decode": ratio(decode_tokens_per_second(ours), decode_tokens_per_second(theirs)),
+        "speedup_paper": ratio(mean_ours, mean_theirs),
+        "tokens_per_second": tokens_per_second(ours),
+    }
+
+
+def tokens_per_second(questions: Questions) -> float | None:
+    """Return tokens per second, prefill and first token included."""
+    answers = [answer for question in questions for answer in question]
+    return ratio(sum(len(answer.tokens) for answer in answers), sum(answer.seconds for answer in answers))
+
+
+def decode_tokens_per_second(questions: Questions) -> float | None:
+    answers = [answer for question in questions for answer in question]
+    return ratio(sum(answer.committed for answer in answers), sum(answer.seconds_decode for answer in answers))
+
+
+def metric_intervals(ours: Questions, theirs: Questions, seed: int) -> dict[str, Any]:
+    """Return the intervals of tau and speed-up, over the same resampled questions."""
+    sums, base = QuestionSums.from_questions(ours), QuestionSums.from_questions(theirs)
+    speed = [sums.said, sums.seconds, base.said, base.seconds]  # empty if nothing was timed
+    return {
+        "tau_ci": ratio_interval(sums.committed, sums.passes, seed),
+        "speedup_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), speed, seed) if all(speed) else None,
+    }
+
+
 def cost_metrics(name: str, timing: Profile | None, tau: float | None) -> dict[str, Any]:
     """Return the profiled costs per step and the speed-up they predict; all None if nothing was profiled."""
-    shares = relative_costs(timing.spent, name) if timing else None
-    if timing is None or shares is None:
+    costs = relative_costs(timing.spent, name) if timing else None
+    if timing is None or costs is None:
         unknown = dict.fromkeys((*PASS_PARTS, "prefill"))
         return {"time": unknown, **dict.fromkeys(("c", "v", "o", "predicted_speedup", "roof_share"))}
     spent = timing.spent[name]
     per_pass = {part: spent.seconds[part] / spent.passes for part in PASS_PARTS}
     return {
         "time": {**per_pass, "prefill": spent.seconds["prefill"] / spent.answers},
-        **shares,
-        "predicted_speedup": ratio(tau, sum(shares.values())),
+        **costs,
+        "predicted_speedup": ratio(tau, sum(costs.values())),
         "roof_share": bandwidth_utilization(spent, timing.weight_bytes, timing.bandwidth),
-    }
-
-
-def report_row(
-    name: str, records: Sequence[Record], timing: Profile | None, labels: dict[str, Any], seed: int
-) -> dict[str, Any]:
-    """Return one row of report.json. labels: the fields that need no measurement (benchmark, decoding, ...)."""
-    ours, theirs = paired_answers(name, records)
-    counted = acceptance_metrics(ours)
-    peaks = [answer.peak_memory_bytes for question in ours for answer in question]
-    return {
-        "drafter": name,
-        **labels,
-        "seed": seed,
-        "prompts": len(records),
-        **counted,
-        "alpha": alpha(ours),
-        "acceptance_rate": acceptance_rate(ours),
-        **speedups(ours, theirs),
-        **metric_intervals(ours, theirs, seed),
-        **cost_metrics(name, timing, counted["tau"]),
-        "peak_memory_bytes": max((peak for peak in peaks if peak is not None), default=None),
-        "lossless": losslessness_metrics(name, records),
-        "accuracy": accuracy(ours, [record.reference for record in records]),
-        "ended_share": ended_share(ours),
-        "repeated_4gram_share": repeated_4gram_share(ours),
-        "categories": category_metrics(name, records),
     }
 
 
@@ -211,10 +213,6 @@ def acceptance_rate(questions: Questions) -> float | None:
     return ratio(sum(step.accepted for step in steps), sum(step.drafted for step in steps))
 
 
-# A minus is a sign only if no number or bracket precedes it: 5-3 holds 5 and 3.
-NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
-
-
 def last_number(text: str) -> Decimal | None:
     """`so 5-3 = $1,002.50.`   ->   1002.50"""
     numbers = NUMBER.findall(text)
@@ -223,17 +221,10 @@ def last_number(text: str) -> Decimal | None:
 
 def accuracy(questions: Questions, references: Sequence[str | None]) -> float | None:
     """Return the share of correct last numbers, over the questions whose reference holds a number."""
-    correct = [
-        float(last_number(question[-1].text) == wanted)
-        for question, reference in zip(questions, references, strict=True)
-        if reference is not None and (wanted := last_number(reference)) is not None
-    ]
-    return mean_of_known(correct)
-
-
-def ended_share(questions: Questions) -> float | None:
-    """Return the share of answers that end with an EOS token."""
-    return mean_of_known([float(answer.ended) for question in questions for answer in question])
+    wanted = [last_number(reference) if reference is not None else None for reference in references]
+    found = [last_number(question[-1].text) for question in questions]
+    pairs = zip(found, wanted, strict=True)
+    return mean_of_known([float(number == right) for number, right in pairs if right is not None])
 
 
 def repeated_4gram_share(questions: Questions) -> float | None:
@@ -242,9 +233,8 @@ def repeated_4gram_share(questions: Questions) -> float | None:
     1 2 1 2 1 2   ->   1212 2121 1212: one of three
     """
     total = repeated = 0
-    for question in questions:
-        for answer in question:
-            grams = [answer.tokens[start : start + 4] for start in range(len(answer.tokens) - 3)]
-            total += len(grams)
-            repeated += len(grams) - len(set(grams))
+    for answer in (answer for question in questions for answer in question):
+        grams = [answer.tokens[start : start + 4] for start in range(len(answer.tokens) - 3)]
+        total += len(grams)
+        repeated += len(grams) - len(set(grams))
     return ratio(repeated, total)

@@ -18,15 +18,17 @@ from typing import Any
 
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.existing_report import OVERWRITE_ADVICE, refuse_smaller_evaluation
 from ctcdraft.evaluation.profiling import Profile
 from ctcdraft.evaluation.records import Record, from_json, to_json
-from ctcdraft.evaluation.tracing.records import Trace, trace_to_json
+from ctcdraft.evaluation.trace import Trace, trace_to_json
 from ctcdraft.io import write_text
 
+SHARD_FILES = (("questions", ".jsonl"), ("timing", ".json"), ("explorer", ".json"))
 REPORT_FILES = ("report.json", "report.md", "report.html", "breakdown.svg", "figures/*.svg")
-EVALUATION_FILES = ("settings.json", "questions*.jsonl", "timing*.json", "explorer*.json", "sizes.json", *REPORT_FILES)
+EVALUATION_FILES = ("settings.json", "sizes.json", *(f"{start}*{end}" for start, end in SHARD_FILES), *REPORT_FILES)
 VERSION_KEYS = ("version", "commit", "dirty")  # stored for error messages; the code is compared by its hash
+NO_BENCHMARK = "something other than a benchmark"  # latencies, or external logs
+OVERWRITE_ADVICE = "choose another out=, or add overwrite=true to replace it"
 
 
 class OutputDir:
@@ -43,36 +45,32 @@ class OutputDir:
     def open(self, settings: dict[str, Any], questions: int, overwrite: bool) -> None:
         """Prepare the folder for `append`; raise InputError if it holds another evaluation or a larger report.
 
-        An incomplete last line is removed.
-
         Args:
             questions: number of questions of all shards.
-            overwrite: remove this shard's files, the report and the files of another split. The files of other shards
-                remain, as these may be running, unless the folder holds another evaluation.
+            overwrite: remove this shard's files, the report and the files of another split.
         """
         existing = self._read_settings(overwrite)
         foreign_files = self._files_of_other_splits()
         if overwrite:
+            # The files of other shards of this evaluation remain: they may be running.
             own_files = self.questions_file, self.profile_file, self.trace_file
             remove_files([*own_files, *foreign_files, *self._matching_files(REPORT_FILES)])
+            if existing is not None and differing_keys(existing, settings):
+                remove_files(self._matching_files(EVALUATION_FILES))
+                existing = None
         else:
             refuse_smaller_evaluation(self.path, settings["benchmark"]["name"], questions, settings["contestants"])
-        if existing is not None and (changes := describe_differences(existing, settings)):
-            if not overwrite:
+            if existing is not None:
+                refuse_differences(existing, settings, f"{self.path} holds an evaluation in which")
+            if foreign_files:
+                split = f"{self.shard.number}/{self.shard.of}"
                 raise InputError(
-                    f"{self.path} holds an evaluation in which {changes}; {describe_resume(existing, settings)}, "
-                    f"{OVERWRITE_ADVICE}"
+                    f"{self.path} holds {foreign_files[0].name}, which is no part of shard={split}; resume with the "
+                    f"split it was started with, {OVERWRITE_ADVICE}"
                 )
-            remove_files(self._matching_files(EVALUATION_FILES))
-            existing = None
-        if foreign_files and not overwrite:
-            raise InputError(
-                f"{self.path} holds {foreign_files[0].name}, which is no part of shard="
-                f"{self.shard.number}/{self.shard.of}; resume with the split it was started with, {OVERWRITE_ADVICE}"
-            )
         if existing is None:  # otherwise settings.json keeps the version that started the evaluation
             write_text(self.path / "settings.json", json.dumps(settings, indent=1) + "\n")
-        if self.questions_file.is_file():
+        if self.questions_file.is_file():  # an interrupted process leaves an incomplete last line
             os.truncate(self.questions_file, self.questions_file.read_bytes().rfind(b"\n") + 1)
 
     def _matching_files(self, patterns: Iterable[str]) -> list[Path]:
@@ -80,35 +78,28 @@ class OutputDir:
 
     def _files_of_other_splits(self) -> list[Path]:
         """Return the files of shards i/M where this one is i/N: they hold the same questions a second time."""
-        kinds = (("questions", ".jsonl"), ("timing", ".json"), ("explorer", ".json"))
-        present = {file for start, end in kinds for file in self.path.glob(f"{start}*{end}")}
-        ours = {file for start, end in kinds for file in self.path.glob(f"{start}{self.shard.siblings}{end}")}
-        return sorted(present - ours)
+        present = self._matching_files(f"{start}*{end}" for start, end in SHARD_FILES)
+        ours = self._matching_files(f"{start}{self.shard.siblings}{end}" for start, end in SHARD_FILES)
+        return sorted(set(present) - set(ours))
 
     def _read_settings(self, overwrite: bool) -> dict[str, Any] | None:
-        """Return settings.json; None if there is none, and {} if it is damaged and will be overwritten."""
+        """Return settings.json; None if there is none."""
         file = self.path / "settings.json"
-        if not file.is_file():
-            return None
         try:
-            return json.loads(file.read_text())
+            return json.loads(file.read_text()) if file.is_file() else None
         except ValueError as error:
             if overwrite:
-                return {}
-            raise InputError(
-                f"{self.path} holds an evaluation whose {file.name} is unreadable; restore that file, "
-                f"{OVERWRITE_ADVICE}"
-            ) from error
+                return {}  # differs from all settings, so everything is removed
+            advice = f"restore that file, {OVERWRITE_ADVICE}"
+            raise InputError(f"{self.path} holds an evaluation whose {file.name} is unreadable; {advice}") from error
 
     def append(self, record: Record) -> None:
         try:
             with self.questions_file.open("a") as stream:
                 stream.write(to_json(record) + "\n")
         except OSError as error:
-            raise InputError(
-                f"cannot write {self.questions_file} ({error.strerror}); free disk space and run again: finished "
-                "questions are kept"
-            ) from error
+            advice = "free disk space and run again: finished questions are kept"
+            raise InputError(f"cannot write {self.questions_file} ({error.strerror}); {advice}") from error
 
     def records(self, questions: int) -> list[Record]:
         """Return the finished questions of all shards with an index below `questions`, in the benchmark's order."""
@@ -119,9 +110,8 @@ class OutputDir:
                 try:
                     record = from_json(line)
                 except (ValueError, KeyError, TypeError) as error:
-                    raise InputError(
-                        f"line {number} of {file} is no finished question; remove that line and run again"
-                    ) from error
+                    where = f"line {number} of {file}"
+                    raise InputError(f"{where} is no finished question; remove that line and run again") from error
                 records.setdefault(record.index, record)
         return [records[index] for index in sorted(records) if index < questions]
 
@@ -131,10 +121,9 @@ class OutputDir:
             return None
         try:
             stored = json.loads(self._sizes.read_text())
-            stored["of"], stored["sizes"].items()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return {"of": stored["of"], "sizes": dict(stored["sizes"])}
+        except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self._sizes} holds no tree sizes; remove it, and they are chosen again") from error
-        return stored
 
     def write_sizes(self, sizes: Mapping[str, Any]) -> None:
         write_text(self._sizes, json.dumps(sizes, indent=1) + "\n")
@@ -149,26 +138,19 @@ class OutputDir:
         return [Profile.from_json(json.loads(file.read_text())) for file in sorted(self.path.glob("timing*.json"))]
 
 
-def describe_differences(stored: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return the differences of two settings as part of a sentence, "" if there are none.
-
-    decoding.nodes was 16 (now 8)
-    """
-    flat_stored, flat_now, differing = flatten(stored), flatten(now), differing_keys(stored, now)
-    keys = [key for key in differing if key != "code"]
-    changes = [f"{key} was {flat_stored.get(key)} (now {flat_now.get(key)})" for key in keys[:3]]
-    text = ", ".join(changes) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-    if "code" not in differing:
-        return text
-    code = f"the code was {describe_version(stored)} (now different in files that tokens or times depend on)"
-    return f"{text}, and {code}" if text else code
-
-
-def describe_resume(stored: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return how to resume the stored evaluation, as part of a sentence."""
-    keys = differing_keys(stored, now)
-    ways = ["repeat those settings"] if set(keys) - {"code"} else []
-    return " and ".join([*ways, *(["resume with the version that started it"] if "code" in keys else [])])
+def refuse_differences(stored: dict[str, Any], now: dict[str, Any], start: str) -> None:
+    """Raise InputError, in a sentence with this start, if the settings differ: decoding.nodes was 16 (now 8)."""
+    differing = differing_keys(stored, now)
+    if not differing:
+        return
+    flat_stored, flat_now, keys = flatten(stored), flatten(now), [key for key in differing if key != "code"]
+    named = [f"{key} was {flat_stored.get(key)} (now {flat_now.get(key)})" for key in keys[:3]]
+    changes = [", ".join(named) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")] if keys else []
+    ways = ["repeat those settings"] if keys else []
+    if "code" in differing:
+        changes += [f"the code was {describe_version(stored)} (now different in files that tokens or times depend on)"]
+        ways += ["resume with the version that started it"]
+    raise InputError(f"{start} {', and '.join(changes)}; {' and '.join(ways)}, {OVERWRITE_ADVICE}")
 
 
 def differing_keys(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -195,3 +177,35 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def remove_files(files: Iterable[Path]) -> None:
     for file in files:
         file.unlink(missing_ok=True)
+
+
+def refuse_existing_report(out: Path, overwrite: bool) -> None:
+    if (out / "report.json").exists() and not overwrite:
+        raise InputError(f"{out} holds a report; {OVERWRITE_ADVICE}")
+
+
+def refuse_smaller_evaluation(out: Path, benchmark: str, questions: int, contestants: Iterable[str]) -> None:
+    """Raise InputError if the folder holds a report of more questions, other contestants or another benchmark."""
+    try:
+        report = json.loads((out / "report.json").read_text())
+        rows, counts = report["rows"], report["environment"].get("questions", {})
+        finished = max(row.get("prompts", 0) for row in rows)
+        asked, stored_benchmark = counts.get("asked", finished), rows[0].get("benchmark")
+        drafters = dict.fromkeys(row.get("drafter", "") for row in rows)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return  # there is none, or it is unreadable and will be written again
+    share = f"{finished:,} of " if finished < asked else ""
+    held = f"{share}{asked:,} question{'s' * (asked != 1)} of {stored_benchmark}" if stored_benchmark else NO_BENCHMARK
+    held = f"{out} holds a report of {held}"
+    if stored_benchmark != benchmark:
+        raise InputError(f"{held}, and this evaluation is of {benchmark}; {OVERWRITE_ADVICE}")
+    if asked > questions:
+        raise InputError(
+            f"{held}, and this evaluation asks {questions:,} question{'s' * (questions != 1)}; give benchmark.limit="
+            f"{asked} or more to resume, {OVERWRITE_ADVICE}"
+        )
+    if missing := [name for name in drafters if name not in set(contestants)]:
+        raise InputError(
+            f"{held} with {len(drafters)} contestants, and this evaluation leaves out {', '.join(missing)}; name all "
+            f"of them, {OVERWRITE_ADVICE}"
+        )

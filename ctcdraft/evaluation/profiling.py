@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from time import perf_counter
 from typing import Any, Self
 
@@ -25,18 +27,17 @@ PASS_PARTS = ("draft", "tree", "read", "verify", "keep", "other")
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Totals of one contestant: seconds by part and of the prefill, and the bytes of keys and values it read."""
+    """Totals of one contestant."""
 
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by part, and of the prefill
     passes: int
     answers: int
-    kv_bytes: int
+    kv_bytes: int  # of keys and values that were read
 
     def __add__(self, other: PhaseTimes) -> PhaseTimes:
         seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
-        return PhaseTimes(
-            seconds, self.passes + other.passes, self.answers + other.answers, self.kv_bytes + other.kv_bytes
-        )
+        counts = self.passes + other.passes, self.answers + other.answers, self.kv_bytes + other.kv_bytes
+        return PhaseTimes(seconds, *counts)
 
     @property
     def seconds_per_pass(self) -> float:
@@ -49,18 +50,15 @@ class Profile:
     """Phase times by contestant, and what memory-bandwidth utilization needs of base model and device."""
 
     spent: dict[str, PhaseTimes]
-    weight_bytes: int
-    bandwidth: float
+    weight_bytes: int  # that a forward pass reads
+    bandwidth: float  # bytes per second of a copy
 
     @classmethod
-    def merge_shards(cls, timings: Iterable[Profile]) -> Profile | None:
+    def merge_shards(cls, timings: Sequence[Profile]) -> Profile | None:
         """Return the sum of the shards' profiles, with their mean bandwidth; None if there are none."""
-        timings = list(timings)
         if not timings:
             return None
-        spent = timings[0].spent
-        for timing in timings[1:]:
-            spent = {name: spent[name] + timing.spent[name] for name in spent}
+        spent = {name: reduce(add, (timing.spent[name] for timing in timings)) for name in timings[0].spent}
         bandwidth = sum(timing.bandwidth for timing in timings) / len(timings)
         return cls(spent, timings[0].weight_bytes, bandwidth)
 
@@ -73,20 +71,17 @@ class Profile:
 
 
 class Stopwatch:
-    """Seconds by part; a nested part pauses the outer one.
-
-    Nothing counts before the first draft: until then it is the prefill, which the loop times as a whole.
-    """
+    """Seconds by part; a nested part pauses the outer one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._open_parts: list[str] = []
         self._last_switch = 0.0
-        self._started = False
+        self._started = False  # before the first draft it is the prefill, which the loop times as a whole
 
     def timed(self, part: str, function: Callable, starts: bool = False) -> Callable:
-        """Return `function` with its time counted for `part`. starts: whether its first call starts the stopwatch."""
+        """Return `function` with its time counted for `part`; with `starts`, its first call starts the stopwatch."""
 
         def clocked(*args: Any, **kwargs: Any) -> Any:
             self._started |= starts
@@ -105,7 +100,7 @@ class Stopwatch:
     def _book_time(self) -> None:
         """Add the time since the last switch to the part that was running."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self.device)  # kernels still queued are work of the part that ends here
         now = perf_counter()
         if self._open_parts:
             self.seconds[self._open_parts[-1]] += now - self._last_switch
@@ -139,7 +134,7 @@ class TimedBase(TimedProxy):
 
 
 class TimedDrafter:
-    """A drafter whose tree builder, if it has one, is timed as `tree` and not as `draft`."""
+    """A drafter whose tree builder is timed as `tree` and not as `draft`."""
 
     def __init__(self, drafter: Any, watch: Stopwatch) -> None:
         if hasattr(drafter, "frame_tree"):

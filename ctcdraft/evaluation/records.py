@@ -15,24 +15,16 @@ AUTOREGRESSIVE = "autoregressive"  # the baseline
 
 @dataclass(frozen=True)
 class Answer:
-    """One contestant's answer to one turn.
+    """One contestant's answer to one turn."""
 
-    Args:
-        tokens: all token ids, the first of which comes from the prefill.
-        passes: one entry per decoding step after the prefill.
-        ended: whether the answer ends with an EOS token rather than at max_new_tokens.
-        drawn: whether draft tokens were sampled; then the answer need only follow the same distribution as
-            autoregression's.
-    """
-
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # the first one comes from the prefill
     text: str
-    passes: tuple[DecodeStep, ...]
-    ended: bool
+    passes: tuple[DecodeStep, ...]  # after the prefill
+    ended: bool  # with an EOS token, not at max_new_tokens
     seconds_prefill: float
     seconds_decode: float
     peak_memory_bytes: int | None
-    drawn: bool = False
+    drawn: bool = False  # draft tokens were sampled: only autoregression's distribution may be promised, not its tokens
 
     @property
     def committed(self) -> int:
@@ -70,30 +62,24 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: answers by contestant in the order they were decoded; `cut` prompt tokens did not fit the context."""
+    """One turn of a question."""
 
     prompt_tokens: int
-    cut: int
-    answers: dict[str, Answer]
+    cut: int  # prompt tokens that did not fit the context
+    answers: dict[str, Answer]  # by contestant, in the order they were decoded
 
 
 @dataclass(frozen=True)
 class Record:
-    """One finished question.
+    """One finished question."""
 
-    Args:
-        index: of the question in the benchmark.
-        divergences: by contestant, of the turns that differ from autoregression's.
-        marks: PIT histograms by contestant; empty at temperature 0.
-    """
-
-    index: int
+    index: int  # in the benchmark
     id: str
     category: str
     reference: str | None
     turns: tuple[Turn, ...]
-    divergences: dict[str, tuple[Divergence, ...]]
-    marks: dict[str, PITHistogram] = field(default_factory=dict)
+    divergences: dict[str, tuple[Divergence, ...]]  # by contestant, of the turns that differ from autoregression's
+    marks: dict[str, PITHistogram] = field(default_factory=dict)  # by contestant; empty at temperature 0
 
     def answers(self, contestant: str) -> list[Answer]:
         return [turn.answers[contestant] for turn in self.turns]
@@ -109,18 +95,15 @@ def to_json(record: Record) -> str:
 
 
 def from_json(line: str) -> Record:
+    def parse_answer(fields: dict[str, Any]) -> Answer:
+        passes = tuple(DecodeStep(*step) for step in fields.pop("passes"))
+        return Answer(tokens=tuple(fields.pop("tokens")), passes=passes, **fields)
+
     record = json.loads(line)
-    record["turns"] = tuple(
-        Turn(turn["prompt_tokens"], turn["cut"], {name: parse_answer(a) for name, a in turn["answers"].items()})
-        for turn in record["turns"]
-    )
-    record["divergences"] = {
-        name: tuple(Divergence(**fields) for fields in unequal) for name, unequal in record["divergences"].items()
-    }
-    record["marks"] = {name: PITHistogram(**cells) for name, cells in record["marks"].items()}
+    for turn in record["turns"]:
+        turn["answers"] = {name: parse_answer(answer) for name, answer in turn["answers"].items()}
+    record["turns"] = tuple(Turn(**turn) for turn in record["turns"])
+    divergences, histograms = record["divergences"].items(), record["marks"].items()
+    record["divergences"] = {name: tuple(Divergence(**fields) for fields in unequal) for name, unequal in divergences}
+    record["marks"] = {name: PITHistogram(**cells) for name, cells in histograms}
     return Record(**record)
-
-
-def parse_answer(fields: dict[str, Any]) -> Answer:
-    passes = tuple(DecodeStep(*step) for step in fields.pop("passes"))
-    return Answer(tokens=tuple(fields.pop("tokens")), passes=passes, **fields)

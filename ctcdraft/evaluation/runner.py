@@ -7,7 +7,7 @@ machine that another one has warmed up. Every answer is timed, counted and compa
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -21,31 +21,36 @@ from ctcdraft.decoding.loop import cache_rows_needed
 from ctcdraft.decoding.static_shapes import padded_sizes_up_to
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.controls import Oracle, give_oracle_text
+from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate, generate_answer
 from ctcdraft.evaluation.distribution_test import PITHistogram, draft_distributions, pit_histogram
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
-from ctcdraft.evaluation.setup import EvaluationSetup
-from ctcdraft.evaluation.stock_generate import StockGenerate, generate_answer
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
+
+T = TypeVar("T")
 
 
 def run_questions(
     setup: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, warm_up_tokens: int, progress: Progress
 ) -> int:
     """Answer the questions the folder does not hold, writing each record at once; return how many they were."""
-    done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
-    todo = {index: prompt for index, prompt in prompts.items() if index not in done}
+    todo = unfinished(prompts, folder)
     if not todo:
         return 0
     warm_up(setup, next(iter(todo.values())), warm_up_tokens)
-    checker = LosslessnessChecker(setup)
-    warmup = ShapeWarmup(setup)
+    checker, warmup = LosslessnessChecker(setup), ShapeWarmup(setup)
     progress.begin()
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
         folder.append(run_question(setup, checker, index, prompt, warmup, progress))
     return len(todo)
+
+
+def unfinished(prompts: Mapping[int, Prompt], folder: OutputDir) -> dict[int, Prompt]:
+    """Return the questions of which the folder holds no record."""
+    done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
+    return {index: prompt for index, prompt in prompts.items() if index not in done}
 
 
 def warm_up(setup: EvaluationSetup, prompt: Prompt, tokens: int) -> None:
@@ -91,17 +96,13 @@ def run_question(
     warmup: ShapeWarmup,
     progress: Progress | None = None,
 ) -> Record:
-    """Return the record of one question: all its turns, answered by all contestants.
-
-    The history of every turn is autoregression's earlier answers, for all contestants, so that all do the same work.
-    """
+    """Return the record of one question: all its turns, answered by all contestants."""
     progress = progress or Progress(0, "answers")
     turns: list[Turn] = []
-    divergences_by_name: dict[str, list[Divergence]] = {
-        name: [] for name in setup.contestants if name != AUTOREGRESSIVE
-    }
+    unequal: dict[str, tuple[Divergence, ...]] = {name: () for name in setup.contestants if name != AUTOREGRESSIVE}
     histograms: dict[str, PITHistogram] = {}
     for number in range(len(prompt.turns)):
+        # The history is autoregression's answers for all contestants, so that all do the same work.
         prompt_L, cut = turn_prompt(setup.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
         seed = turn_seed(setup.seed, index, number)
         warmup.capture_shapes(prompt_L)
@@ -110,45 +111,38 @@ def run_question(
             if answers:
                 progress.advance()
             answers[name] = timed_answer(setup, name, prompt_L, seed)
-        for name, unequal in divergences_by_name.items():
-            pair = answers[name].tokens, answers[AUTOREGRESSIVE].tokens
-            divergence = checker.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
-            unequal += [divergence] if divergence else []
+        baseline = answers[AUTOREGRESSIVE]
+        for name in unequal:
+            ours = answers[name]
+            divergence = checker.compare(name, ours.tokens, baseline.tokens, prompt_L, number, seed, ours.drawn)
+            unequal[name] += (divergence,) if divergence else ()
         if setup.settings.temperature > 0:
-            for name, histogram in all_pit_histograms(setup, prompt_L, seed, answers):
+            for name, histogram in all_pit_histograms(setup, prompt_L, seed, answers).items():
                 histograms[name] = histograms.get(name, PITHistogram.empty()) + histogram
         turns.append(Turn(len(prompt_L), cut, answers))
         progress.advance()  # of the turn's last answer: comparing takes time, too
-    divergences = {name: tuple(unequal) for name, unequal in divergences_by_name.items()}
-    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, histograms)
+    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), unequal, histograms)
 
 
 def all_pit_histograms(
     setup: EvaluationSetup, prompt_L: Tensor, seed: int, answers: Mapping[str, Answer]
-) -> Iterator[tuple[str, PITHistogram]]:
-    """Yield the PIT histogram of every contestant's answer.
+) -> dict[str, PITHistogram]:
+    """Return the PIT histogram of every contestant's answer under the base model's distribution."""
 
-    A contestant whose tokens equal the baseline's, and whose drafts were not sampled, reuses the baseline's histogram.
-    """
-    baseline = answer_pit_histogram(setup, AUTOREGRESSIVE, prompt_L, seed, answers[AUTOREGRESSIVE])
-    for name, answer in answers.items():
-        same_tokens = answer.tokens == answers[AUTOREGRESSIVE].tokens and not answer.drawn
-        yield name, baseline if same_tokens else answer_pit_histogram(setup, name, prompt_L, seed, answer)
+    def histogram(name: str) -> PITHistogram:
+        base, settings, tokens = setup.base, setup.settings_of(name), answers[name].tokens
+        drafts: dict[int, Tensor] = {}
+        if answers[name].drawn:
+            # Decoded once more, untimed: recording the distributions of the drafts would slow down the timed run.
+            drafts = draft_distributions(base, setup.contestants[name], prompt_L, settings, seed, tokens)
+        return pit_histogram(base, prompt_L, tokens, settings, seed, drafts)
 
-
-def answer_pit_histogram(
-    setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int, answer: Answer
-) -> PITHistogram:
-    """Return the PIT histogram of one answer under the base model's distribution.
-
-    An answer with sampled drafts is decoded once more, untimed, to record the distributions they were sampled from:
-    recording them in the timed run would slow it down.
-    """
-    base, settings = setup.base, setup.settings_of(name)
-    drafts: dict[int, Tensor] = {}
-    if answer.drawn:
-        drafts = draft_distributions(base, setup.contestants[name], prompt_L, settings, seed, answer.tokens)
-    return pit_histogram(base, prompt_L, answer.tokens, settings, seed, drafts)
+    baseline = histogram(AUTOREGRESSIVE)
+    # A forward pass is saved where the same tokens, without sampled drafts, have the same histogram.
+    return {
+        name: baseline if answer.tokens == answers[AUTOREGRESSIVE].tokens and not answer.drawn else histogram(name)
+        for name, answer in answers.items()
+    }
 
 
 def turn_prompt(base: BaseLM, prompt: Prompt, responses: Sequence[str]) -> tuple[Tensor, int]:
@@ -158,7 +152,7 @@ def turn_prompt(base: BaseLM, prompt: Prompt, responses: Sequence[str]) -> tuple
     return torch.tensor(tokens, device=base.device), cut
 
 
-def shuffled_names(setup: EvaluationSetup, seed: int) -> Iterable[str]:
+def shuffled_names(setup: EvaluationSetup, seed: int) -> list[str]:
     """Return the contestants in the order of this turn."""
     names = sorted(setup.contestants)
     random.Random(seed).shuffle(names)
@@ -184,51 +178,36 @@ def timed_answer(setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         torch.cuda.synchronize(device)  # kernels queued by the contestant before
-    generation = setup.answer(name, prompt_L, seed)
+    result = setup.answer(name, prompt_L, seed)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    text = answer_text(setup.base.tokenizer, generation.tokens, setup.base.stop_token_ids)
-    return Answer(
-        generation.tokens,
-        text,
-        generation.passes,
-        generation.ended,
-        generation.seconds_prefill,
-        generation.seconds_decode,
-        peak,
-        generation.drawn,
-    )
-
-
-T = TypeVar("T")
+    text = answer_text(setup.base.tokenizer, result.tokens, setup.base.stop_token_ids)
+    seconds = result.seconds_prefill, result.seconds_decode
+    return Answer(result.tokens, text, result.passes, result.ended, *seconds, peak, result.drawn)
 
 
 def remaining_progress(
     setup: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, profiled: int, traced: int
 ) -> Progress:
-    """Return the progress over the answers to come: questions, profiled answers and traced answers.
-
-    The unit is one answer of one contestant to one turn. The first line is due when all contestants have answered a
-    question; warm-up is not counted.
+    """Return the progress over the answers to come, each of one contestant to one turn; warm-up is not counted.
 
     Args:
         prompts: the questions of this shard, the finished ones included.
         profiled: number of questions decoded again with a stopwatch.
         traced: number of questions whose first turn is decoded again for report.html.
     """
-    done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
-    todo = [prompt for index, prompt in prompts.items() if index not in done]
+
+    def turns(several: Iterable[Prompt]) -> int:
+        return sum(len(prompt.turns) for prompt in several)
+
+    todo = list(unfinished(prompts, folder).values())
     to_profile = [] if folder.profile_file.is_file() else sample_evenly([*prompts.values()], profiled)
     to_trace = [] if folder.trace_file.is_file() else sample_evenly([*prompts.values()], traced)
     contestants = len(setup.contestants)
     own_loop = contestants - sum(isinstance(one, StockGenerate) for one in setup.contestants.values())
-    first = contestants * count_turns(todo[:1]) or own_loop * count_turns(to_profile[:1]) or own_loop
-    return Progress(
-        contestants * count_turns(todo) + own_loop * (count_turns(to_profile) + len(to_trace)), "answers", first=first
-    )
-
-
-def count_turns(prompts: Iterable[Prompt]) -> int:
-    return sum(len(prompt.turns) for prompt in prompts)
+    # The first line is due when all contestants have answered a question.
+    first = contestants * turns(todo[:1]) or own_loop * turns(to_profile[:1]) or own_loop
+    total = contestants * turns(todo) + own_loop * (turns(to_profile) + len(to_trace))
+    return Progress(total, "answers", first=first)
 
 
 def sample_evenly(questions: Sequence[T], count: int) -> list[T]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ctcdraft.errors import InputError, run_cli
 from ctcdraft.evaluation.environment import environment
-from ctcdraft.evaluation.existing_report import refuse_existing_report
+from ctcdraft.evaluation.output_dir import refuse_existing_report
 from ctcdraft.report.html import files
 from studies.command_line import run_overrides
 from studies.external_logs import compare, page

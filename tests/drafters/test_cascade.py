@@ -21,7 +21,7 @@ from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.sampled import SampledChains, SampledLabels, SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.evaluation.contestants import StockGenerate
 
 LOOP = torch.tensor([0, 7, 9, 30, 31, 32, 33, 7, 9])
 

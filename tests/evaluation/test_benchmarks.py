@@ -25,7 +25,7 @@ def test_mt_bench(tmp_path):
         ("81", "writing", 2),
         ("82", "maths", 2),
     ]
-    assert benchmark.turns == 4
+    assert sum(len(prompt.turns) for prompt in benchmark.prompts) == 4
     assert {prompt.reference for prompt in benchmark.prompts} == {None}
 
 
@@ -108,7 +108,7 @@ def test_a_folder_of_mt_bench_is_its_questions_alone(tmp_path):
     write_lines(tmp_path / "model_answer" / "gpt-4.jsonl", {"question_id": 81, "choices": []})
     benchmark = mt_bench(str(tmp_path), "mt_bench", "nowhere/hub", None)
     assert benchmark == mt_bench(path, "mt_bench", "nowhere/hub", None)
-    assert benchmark.turns == 2
+    assert sum(len(prompt.turns) for prompt in benchmark.prompts) == 2
     write_lines(tmp_path / "gpt-4_judgment.jsonl", question | {"score": 9})
     with pytest.raises(InputError, match=rf"gpt-4_judgment\.jsonl.*; give benchmark\.path={path}"):
         mt_bench(str(tmp_path), "mt_bench", "nowhere/hub", None)

@@ -27,6 +27,7 @@ from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.trees import sampled as growths
 from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.drafters.trees.sampled import SampledLabels
+from ctcdraft.evaluation.contestants import qualified_name
 from ctcdraft.evaluation.distribution_test import (
     HISTOGRAM_CELLS,
     MIN_TOKENS_FOR_P_VALUE,
@@ -38,7 +39,6 @@ from ctcdraft.evaluation.distribution_test import (
     pit_histogram,
     pit_interval,
 )
-from ctcdraft.evaluation.setup import qualified_name
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.report import markdown as report_markdown
 

@@ -138,7 +138,11 @@ def test_invalid_contestants_are_refused(entry, given, sentence):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["seed=-1", "seed=abc", "threads=0", "threads=two", "warm_up_tokens=-1", "timing.questions=1.5"]
+    "wrong",
+    [
+        *("seed=-1", "seed=abc", "threads=0", "threads=two", "warm_up_tokens=-1", "timing.questions=1.5"),
+        *("trace.questions=-1", "trace.tokens=1", "trace.words=0", "sizing.prompts=0", "sizing.repeats=0"),
+    ],
 )
 def test_values_out_of_range_are_refused(entry, wrong):
     with hydra.initialize_config_dir(str(REPOSITORY / "configs"), version_base=None):

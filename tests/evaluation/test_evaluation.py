@@ -128,7 +128,7 @@ def test_all_contestants_are_warmed_up_before_anything_is_timed(tmp_path, monkey
         return generate(base, drafter, prompt_L, settings, *rest)
 
     monkeypatch.setattr(runner, "generate_answer", recorded)  # warming up
-    monkeypatch.setattr("ctcdraft.evaluation.setup.generate_answer", recorded)
+    monkeypatch.setattr("ctcdraft.evaluation.contestants.generate_answer", recorded)
     monkeypatch.setattr(evaluation_module, "profile_answer", lambda *args: calls.append("clocks") or instrument(*args))
     run(make_evaluation(setup, PROMPTS[:1]), tmp_path, timing_questions=1)
     warm_up = [("autoregressive", 4), ("prompt_lookup", 4)]

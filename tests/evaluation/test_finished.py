@@ -10,7 +10,7 @@ from ctcdraft.distributed import Shard
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import runner
-from ctcdraft.evaluation.existing_report import refuse_smaller_evaluation
+from ctcdraft.evaluation.output_dir import refuse_smaller_evaluation
 from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 
 WAYS = "choose another out=, or add overwrite=true to replace it"

@@ -8,10 +8,9 @@ from html import unescape
 
 import pytest
 
-from ctcdraft.evaluation.tracing.records import (
+from ctcdraft.evaluation.trace import (
     Trace,
     TraceAnswer,
-    TraceFrames,
     TraceStep,
     trace_from_json,
     trace_to_json,
@@ -135,7 +134,7 @@ def test_long_values_wrap(browser, demo, tmp_path):
     report["environment"]["command"] = "python evaluate.py contestants=[" + "runs/one_of_many," * 20 + "]"
     (tmp_path / "report.json").write_text(json.dumps(report))
     seen = trace_from_json((demo / "explorer.json").read_text())
-    texts = {word: f"{text}ward" for word, text in seen.words.items()}
+    texts = {word: f"{text}ward" for word, text in seen.token_texts.items()}
     wide = [replace(one, passes=tuple(map(widened, one.passes))) for one in seen.answers]
     (tmp_path / "explorer.json").write_text(trace_to_json(Trace(texts, tuple(wide))))
     assert measured(rebuild_page(tmp_path), browser, tmp_path)["cut"] == []
@@ -145,5 +144,5 @@ def widened(step: TraceStep) -> TraceStep:
     """Return the step with ten frames in place of fewer."""
     if step.frames is None:
         return step
-    heard = tuple((table * 10)[:10] for table in step.frames.heard)
-    return replace(step, frames=TraceFrames(step.frames.reads, step.frames.words, heard))
+    probs = tuple((table * 10)[:10] for table in step.frames.probs)
+    return replace(step, frames=replace(step.frames, probs=probs))

@@ -17,8 +17,8 @@ from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.drafters.trees.sampled import SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.tracing.records import trace_from_json, trace_to_json
-from ctcdraft.evaluation.tracing.tracer import TraceSettings
+from ctcdraft.evaluation.trace import trace_from_json, trace_to_json
+from ctcdraft.evaluation.tracer import TraceSettings
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.logit_correction import MarkovCorrection
 from ctcdraft.report.figures import evaluation_figures
@@ -142,9 +142,9 @@ def test_all_methods_give_the_same_tokens_and_frames_are_traced_where_a_drafter_
         "raw": {"raw frames"},
     }  # fmt: skip
     conditioned = [step for one in seen.answers if one.contestant == "markov" for step in one.passes]
-    assert all(len(step.frames.heard) == len(step.path) for step in conditioned)
+    assert all(len(step.frames.probs) == len(step.path) for step in conditioned)
     for step in conditioned:
-        for row in (row for table in step.frames.heard for row in table):
+        for row in (row for table in step.frames.probs for row in table):
             assert 0 < sum(row) <= 1.01
 
 
@@ -280,7 +280,7 @@ def test_text_is_never_markup(evaluated, tmp_path):
     evil = '</script><script>alert("1")</script><img src=x>&amp;'
     seen, report = read_trace(evaluated), json.loads((evaluated / "report.json").read_text())
     answers = tuple(replace(one, prompt=evil, id=evil, pieces=(evil,) * len(one.pieces)) for one in seen.answers)
-    seen = replace(seen, answers=answers, words=dict.fromkeys(seen.words, evil))
+    seen = replace(seen, answers=answers, token_texts=dict.fromkeys(seen.token_texts, evil))
     report["environment"] |= {"command": evil, "base": evil}
     for number, row in enumerate(report["rows"]):
         row["drafter"] = f"{evil}{number}"
@@ -314,8 +314,8 @@ def evil(tmp_path_factory):
     answers = tuple(
         replace(one, pieces=tuple(EVIL[index % len(EVIL)] for index in range(len(one.pieces)))) for one in seen.answers
     )
-    words = {word: EVIL[index % len(EVIL)] for index, word in enumerate(seen.words)}
-    (path / "explorer.json").write_text(trace_to_json(replace(seen, answers=answers, words=words)))
+    texts = {token: EVIL[index % len(EVIL)] for index, token in enumerate(seen.token_texts)}
+    (path / "explorer.json").write_text(trace_to_json(replace(seen, answers=answers, token_texts=texts)))
     return files.rebuild_page(path)
 
 
@@ -382,9 +382,3 @@ def test_a_folder_without_a_report_is_one_sentence(tmp_path):
     (tmp_path / "explorer.json").write_text("{}")
     with pytest.raises(InputError, match="is not a trace of the explorer"):
         files.rebuild_page(tmp_path)
-
-
-@pytest.mark.parametrize("values", [(-1, 12, 3), (1, 1, 3), (1, 12, 0)])
-def test_impossible_trace_settings_are_refused(values):
-    with pytest.raises(InputError, match=r"explorer\."):
-        TraceSettings(*values)

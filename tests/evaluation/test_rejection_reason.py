@@ -3,8 +3,7 @@
 import pytest
 from truths import slow_next_label_distribution
 
-from ctcdraft.evaluation.tracing.records import TraceFrames, TraceStep
-from ctcdraft.evaluation.tracing.rejection_reason import (
+from ctcdraft.evaluation.trace import (
     ALL_ACCEPTED,
     EARLY_BLANK,
     ENDED,
@@ -15,6 +14,8 @@ from ctcdraft.evaluation.tracing.rejection_reason import (
     REASONS,
     REJECTED_BY_VERIFIER,
     WRONG_TOKEN,
+    TraceFrames,
+    TraceStep,
     exact_alignments,
     forecast,
     prefix_alignments,
@@ -98,7 +99,7 @@ def test_the_forecast_is_the_exact_next_label_distribution():
 
 def test_label_conditioned_frames_are_read_after_the_text():
     """Before any token is accepted the frames propose A, afterwards B."""
-    mean_a, mean_b = frames(A, A).heard[0], frames(B, B).heard[0]
+    mean_a, mean_b = frames(A, A).probs[0], frames(B, B).probs[0]
     trace = TraceFrames("alignments", (A, B, C), (mean_a, mean_b))
     assert forecast(trace, ()).best == A
     assert forecast(trace, (A,)).best == B

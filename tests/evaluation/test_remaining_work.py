@@ -12,7 +12,7 @@ from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.replay import evaluation as replay_evaluation
 from ctcdraft.evaluation.replay import tree_size
 from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
-from ctcdraft.evaluation.tracing.tracer import Tracer, TraceSettings
+from ctcdraft.evaluation.tracer import Tracer, TraceSettings
 from ctcdraft.progress import Progress
 
 EXPLORER = TraceSettings(questions=1, tokens=4, words=2)

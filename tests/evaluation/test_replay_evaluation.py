@@ -14,10 +14,10 @@ from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled import SampledTokens
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums, comparison_pairs, paired_difference, pool_sums
+from ctcdraft.evaluation.contestants import StockGenerate
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import Answer
 from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
-from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.nn.bodies import ResidualBody
 from ctcdraft.report import markdown
 

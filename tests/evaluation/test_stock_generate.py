@@ -20,8 +20,8 @@ from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.prompt_lookup import PromptLookup, find_continuation
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.contestants import StockGenerate, generate_answer
 from ctcdraft.evaluation.losslessness import other_kernels_null
-from ctcdraft.evaluation.stock_generate import StockGenerate, generate_answer
 from ctcdraft.report.markdown import describe_divergence
 
 REPEATS = torch.tensor([0, 7, 9, 30, 31, 32, 40, 7, 9, 30])

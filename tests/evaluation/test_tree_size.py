@@ -17,6 +17,7 @@ from ctcdraft.drafters.cascade import Cascade
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.replay.tree_size import (
     SizeChoice,
@@ -27,7 +28,6 @@ from ctcdraft.evaluation.replay.tree_size import (
     load_or_choose_sizes,
     refuse_unnested_trees,
 )
-from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.nn.bodies import ResidualBody
 from ctcdraft.report.markdown import markdown
 
@@ -118,7 +118,7 @@ def test_a_contestant_keeps_to_its_own_size():
 
 
 def test_refusals_are_one_sentence(tmp_path):
-    for wrong in ({"nodes": []}, {"nodes": [4, 2]}, {"nodes": [1, 2]}, {"prompts": 0}, {"repeats": 0}):
+    for wrong in ({"nodes": []}, {"nodes": [4, 2]}, {"nodes": [1, 2]}):
         with pytest.raises(InputError, match=r"sizing\."):
             sizing(**wrong)
     (tmp_path / "one.jsonl").write_text('{"id": "a", "category": "c", "turns": ["x"], "reference": null}\n')

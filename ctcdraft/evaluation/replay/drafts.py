@@ -26,11 +26,11 @@ TokenIds = Sequence[int]
 
 @dataclass(frozen=True)
 class BaseAnswer:
-    """An answer of the base model, with the context a drafter gets after each of its tokens but the last."""
+    """An answer of the base model."""
 
     tokens: tuple[int, ...]
     ended: bool
-    contexts: tuple[Context, ...]
+    contexts: tuple[Context, ...]  # what a drafter gets after each token but the last
 
 
 class ContextRecorder:
@@ -46,10 +46,9 @@ class ContextRecorder:
 
 
 def record_base_answer(base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int) -> BaseAnswer:
-    """Decode the base model's answer and record its contexts."""
     recorder = ContextRecorder()
-    generation = generate(base, recorder, prompt_L, settings, base.stop_token_ids, seed)
-    return BaseAnswer(generation.tokens, generation.ended, tuple(recorder.contexts))
+    result = generate(base, recorder, prompt_L, settings, base.stop_token_ids, seed)
+    return BaseAnswer(result.tokens, result.ended, tuple(recorder.contexts))
 
 
 def refuse_unreplayable(settings: DecodingSettings) -> None:
@@ -63,22 +62,17 @@ def refuse_unreplayable(settings: DecodingSettings) -> None:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree on the host. depths: of every node, 0 at the root."""
+    """A tree on the host, where a step of every size is taken from it."""
 
     tokens: TokenIds
     parents: TokenIds
-    depths: TokenIds
+    depths: TokenIds  # 0 at the root
 
     @classmethod
     def of(cls, tree: TokenTree) -> DraftTree:
-        parents = tree.parents_N.tolist()
-        depths = [0]
-        for parent in parents[1:]:
-            depths.append(depths[parent] + 1)
-        return cls(tree.tokens_N.tolist(), parents, depths)
+        return cls(tree.tokens_N.tolist(), tree.parents_N.tolist(), tree.depths_N.tolist())
 
     def first_nodes(self, nodes: int) -> DraftTree:
-        """Return the tree of that size, for a drafter whose smaller trees are the first nodes of larger ones."""
         return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.depths[:nodes])
 
 
@@ -87,12 +81,11 @@ class DraftReplayer:
 
     def __init__(self, drafter: Drafter, answer: BaseAnswer, nodes: int, seed: int) -> None:
         self.contexts = [replace(context, nodes=nodes) for context in answer.contexts]
-        device = self.contexts[0].tokens_L.device
+        prompt_L = self.contexts[0].tokens_L[:-1]
         self.drafter, self.memory, self.next_position = drafter, None, 0
-        self.rng = torch.Generator(device).manual_seed(seed)
-        give_oracle_text(
-            drafter, torch.cat([self.contexts[0].tokens_L[:-1], torch.tensor(answer.tokens, device=device)])
-        )
+        self.rng = torch.Generator(prompt_L.device).manual_seed(seed)
+        give_oracle_text(drafter, torch.cat([prompt_L, prompt_L.new_tensor(answer.tokens)]))
+        # Frames of all contexts from one forward pass of the head, where the drafter can do that.
         along = getattr(drafter, "draft_many", None)
         self.draft_at: Callable[[int], TokenTree] | None = None if along is None else along(self.contexts, self.rng)
 
@@ -116,9 +109,10 @@ class DraftReplayer:
 def replay_drafts(
     drafter: Any, answer: BaseAnswer, sizes: Sequence[int], seed: int
 ) -> dict[int, tuple[DecodeStep, ...]]:
-    """Return the decoding steps for every tree size; nested trees of all sizes are drafted once."""
+    """Return the decoding steps for every tree size."""
     if not answer.contexts:
         return dict.fromkeys(sizes, ())
+    # A smaller tree is the first nodes of a larger one, for most drafters: then one draft serves all sizes.
     together = [sizes] if has_nested_trees(drafter) else [[nodes] for nodes in sizes]
     steps: dict[int, tuple[DecodeStep, ...]] = {}
     for group in together:
@@ -134,17 +128,18 @@ def replay_passes(
     answer 5 6 7 8; the tree after 5 holds 6 7, those after 6 and 7 nothing   ->   one step, 2 accepted: 6 7, then 8
 
     Args:
-        draft: returns the largest tree after the token at an index; called in the order of the text, once per token,
-            and only where a step of some size begins.
+        draft: returns the largest tree after the token at an index.
     """
     positions = dict.fromkeys(sizes, 0)
-    passes: dict[int, list[DecodeStep]] = {nodes: [] for nodes in sizes}
+    passes: dict[int, tuple[DecodeStep, ...]] = dict.fromkeys(sizes, ())
+    # In the order of the text, once per token, and only where a step of some size begins.
     while (at := min(positions.values())) < len(answer) - 1:
         largest = draft(at)
         for nodes in (nodes for nodes in sizes if positions[nodes] == at):
-            passes[nodes].append(replay_pass(answer, at, largest.first_nodes(nodes)))
-            positions[nodes] += passes[nodes][-1].committed
-    return {nodes: tuple(steps) for nodes, steps in passes.items()}
+            step = replay_pass(answer, at, largest.first_nodes(nodes))
+            passes[nodes] += (step,)
+            positions[nodes] += step.committed
+    return passes
 
 
 def replay_pass(answer: TokenIds, at: int, tree: DraftTree) -> DecodeStep:

@@ -7,7 +7,6 @@ benchmark is used.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -21,43 +20,31 @@ from ctcdraft.decoding.loop import prefill
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.evaluation.benchmarks import project_prompts
-from ctcdraft.evaluation.existing_report import OVERWRITE_ADVICE
-from ctcdraft.evaluation.output_dir import describe_differences, describe_resume
+from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
+from ctcdraft.evaluation.output_dir import refuse_differences
 from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.drafts import TokenIds, record_base_answer, refuse_unreplayable, replay_drafts
-from ctcdraft.evaluation.runner import turn_prompt
-from ctcdraft.evaluation.setup import EvaluationSetup
-from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.evaluation.runner import sample_evenly, turn_prompt
 from ctcdraft.progress import Progress
 
 
 @dataclass(frozen=True)
 class TreeSizeSearch:
-    """Settings of the search, the config's `sizing`.
+    """Settings of the search, the config's `sizing`."""
 
-    Args:
-        nodes: candidate sizes, ascending.
-        path: prompts in this project's format; those that are questions of the benchmark are not used.
-        prompts: number of prompts for acceptance, of which `timed` are timed, for at most `timed_tokens` tokens each.
-        repeats: of each timed answer.
-    """
-
-    nodes: Sequence[int]
-    path: str
-    prompts: int
-    timed: int
-    timed_tokens: int
-    repeats: int
+    nodes: Sequence[int]  # candidate sizes, ascending
+    path: str  # prompts in this project's format; those that are questions of the benchmark are not used
+    prompts: int  # number of them, for acceptance
+    timed: int  # of these, for the cost of a decoding step
+    timed_tokens: int  # most tokens of a timed answer
+    repeats: int  # of each timed answer
 
     def __post_init__(self) -> None:
-        for key in ("prompts", "timed", "timed_tokens", "repeats"):
-            check_int(getattr(self, key), f"sizing.{key}")
         if not self.nodes or sorted({check_int(n, "sizing.nodes", least=2) for n in self.nodes}) != list(self.nodes):
             raise InputError(f"sizing.nodes must be ascending sizes >= 2, each once, got {list(self.nodes)}")
 
     def max_timed_tokens(self, most: int) -> int:
-        """Return the most tokens of a timed answer, if other answers have at most `most`."""
         return max(2, min(most, self.timed_tokens))
 
     def max_tokens(self, texts: int, drafters: int, most: int) -> int:
@@ -68,28 +55,23 @@ class TreeSizeSearch:
     def calibration_prompts(self, benchmark: Sequence[Prompt]) -> list[Prompt]:
         """Return the prompts to calibrate on, none of which is a question of the benchmark."""
         questions = {prompt.turns for prompt in benchmark}
-        usable = [
-            prompt for prompt in project_prompts(self.path, "sizing", None).prompts if prompt.turns not in questions
-        ]
+        prompts = project_prompts(self.path, "sizing", None).prompts
+        usable = [prompt for prompt in prompts if prompt.turns not in questions]
         if not usable:
             raise InputError(
                 f"decoding.nodes=auto: all prompts of {self.path} are questions of the benchmark; lower "
                 "benchmark.limit=, give others as sizing.path=, or a number as decoding.nodes="
             )
-        # At random: the first prompts of a file are often all of one category.
-        return random.Random(0).sample(usable, min(self.prompts, len(usable)))
+        return sample_evenly(usable, self.prompts)
 
 
 @dataclass(frozen=True)
 class SizeResult:
-    """One size of one drafter: tau on the calibration texts, and the cost of a step in autoregressive steps.
-
-    Costs are made monotonic in the size, because a larger tree that takes less time is noise.
-    """
+    """One size of one drafter."""
 
     nodes: int
-    tau: float
-    cost: float
+    tau: float  # on the calibration texts
+    cost: float  # of a decoding step, in autoregressive steps
 
     @property
     def predicted_speedup(self) -> float:
@@ -116,7 +98,8 @@ def choose_sizes(setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequen
     settings, seed, max_tokens = setup.settings, setup.seed, setup.settings.max_new_tokens
     refuse_unreplayable(settings)
     texts = [turn_prompt(setup.base, prompt, [])[0] for prompt in prompts]
-    names = [name for name, drafter in setup.contestants.items() if has_tree_size(name, drafter)]
+    drafters = {name: one for name, one in setup.contestants.items() if name != AUTOREGRESSIVE}
+    names = [name for name, drafter in drafters.items() if not isinstance(drafter, StockGenerate)]
     for name in names:
         for prompt_L in texts:
             refuse_unnested_trees(setup, name, prompt_L, sizing.nodes)
@@ -146,29 +129,14 @@ def load_or_choose_sizes(
     benchmark: Sequence[Prompt],
     of: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the stored sizes, or choose them and return them with the settings they were chosen for.
-
-    A resumed evaluation, and other shards, must use the stored sizes; sizes of other settings are refused.
-
-    Args:
-        of: the settings of the evaluation.
-    """
+    """Return the stored sizes, or choose them and return them with the settings of the evaluation they are `of`."""
     of = {**of, "sizing": {key: value for key, value in vars(sizing).items() if key != "path"}}
     if stored is not None:
-        if changes := describe_differences(stored["of"], of):
-            raise InputError(
-                f"the tree sizes here were chosen where {changes}; {describe_resume(stored['of'], of)}, "
-                f"{OVERWRITE_ADVICE}"
-            )
+        # Times vary, so a resumed evaluation and other shards would choose other sizes, and their records differ.
+        refuse_differences(stored["of"], of, "the tree sizes here were chosen where")
         return dict(stored)
-    prompts = sizing.calibration_prompts(benchmark)
-    choices = choose_sizes(setup, sizing, prompts)
+    choices = choose_sizes(setup, sizing, sizing.calibration_prompts(benchmark))
     return {"of": of, "sizes": {name: choice.to_json() for name, choice in choices.items()}}
-
-
-def has_tree_size(name: str, drafter: Any) -> bool:
-    """Return whether a size can be chosen: not for autoregression, and not for transformers' `generate`."""
-    return name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
 
 
 def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:
@@ -181,10 +149,7 @@ def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:
 
 @torch.inference_mode()
 def refuse_unnested_trees(setup: EvaluationSetup, name: str, prompt_L: Tensor, sizes: Sequence[int]) -> None:
-    """Raise InputError if a smaller tree after this text is not the first nodes of the largest one.
-
-    What it would have accepted cannot be replayed then. Examples are chains that share the node budget, and cascades.
-    """
+    """Raise InputError if a smaller tree after this text, such as a cascade's, is not the largest one's first nodes."""
     base, settings = setup.base, setup.settings
     noise = GumbelNoise(setup.seed) if settings.temperature > 0 else None
     context = prefill(base, base.new_cache(len(prompt_L) + 1), prompt_L, settings, noise)
@@ -204,25 +169,22 @@ def refuse_unnested_trees(setup: EvaluationSetup, name: str, prompt_L: Tensor, s
 def measure_costs(
     setup: EvaluationSetup, name: str, texts: Sequence[Tensor], sizing: TreeSizeSearch, progress: Progress
 ) -> list[float]:
-    """Return the cost of a decoding step by size, in autoregressive steps.
-
-    Sizes alternate, and the fastest repeat of each text counts: disturbances only add time, and a median of few
-    repeats would still contain some.
-    """
+    """Return the cost of a decoding step by size, in autoregressive steps."""
     max_tokens = sizing.max_timed_tokens(setup.settings.max_new_tokens)
     arms = [(AUTOREGRESSIVE, 1), *((name, nodes) for nodes in sizing.nodes)]
     seconds = [0.0] * len(arms)
     for prompt_L in texts:
+        # The fastest repeat counts: disturbances only add time, and a median of few repeats would contain some.
         best = [inf] * len(arms)
         for _ in range(sizing.repeats + 1):  # the first one warms up and is seldom the fastest
-            for arm, (each, nodes) in enumerate(arms):
+            for arm, (each, nodes) in enumerate(arms):  # sizes alternate: a device that slows down affects all
                 settings = replace(setup.settings, nodes=nodes, max_new_tokens=max_tokens)
                 drafter = setup.contestants[each]
                 times = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
                 best[arm] = min(best[arm], times.seconds_per_pass)
                 progress.advance(max_tokens)
         seconds = [total + least for total, least in zip(seconds, best, strict=True)]
-    return isotonic([total / seconds[0] for total in seconds[1:]])
+    return isotonic([total / seconds[0] for total in seconds[1:]])  # a larger tree that takes less time is noise
 
 
 def isotonic(values: Sequence[float]) -> list[float]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ctcdraft.evaluation import trace as reasons
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.tracing import rejection_reason as reasons
-from ctcdraft.evaluation.tracing.records import Trace, TraceAnswer, TraceFrames, TraceStep
+from ctcdraft.evaluation.trace import Trace, TraceAnswer, TraceFrames, TraceStep
 from ctcdraft.report.html.render import format_percent, render, visible_whitespace
 
 PREFILL, BONUS = "prefill", "bonus"
@@ -44,7 +44,7 @@ class TokenLabels:
 def explorer_section(trace: Trace | None) -> Markup:
     """Return the section; the first response with a rejected draft token is unfolded."""
     trace = trace or Trace({}, ())
-    answers, labels = sorted_answers(trace), TokenLabels(trace.words)
+    answers, labels = sorted_answers(trace), TokenLabels(trace.token_texts)
     shown = most_informative(answers) if answers else 0
     views = [answer_view(number, answer, labels, number == shown) for number, answer in enumerate(answers)]
     kinds, counts = reason_table(answers)
@@ -118,7 +118,7 @@ def step_view(name: str, index: int, step: TraceStep, labels: TokenLabels, visib
         visible: whether it is shown until another step of its response is chosen.
     """
     reason, frames = reasons.rejection_reason(step), step.frames
-    aligned = frames is not None and frames.reads != "words"
+    aligned = frames is not None and frames.is_aligned
     accepted = f"{len(step.accepted)} draft token{'' if len(step.accepted) == 1 else 's'} accepted"
     return {
         "name": name,
@@ -170,7 +170,7 @@ def frame_tables(frames: TraceFrames, step: TraceStep, labels: TokenLabels) -> l
     """Return (caption, header, rows, CSS class) of the frames; label-conditioned frames are shown once more,
     conditioned on the accepted tokens."""
     header = [f"frame {number}" for number in range(1, frames.frame_count + 1)]
-    css = "frames" if frames.reads == "words" else "frames blanks"
+    css = "frames blanks" if frames.is_aligned else "frames"
     tables = [("", header, frame_rows(frames, 0, labels), css)]
     if frames.is_conditioned:
         caption = f"and conditioned on {labels.quote(step.accepted)}:"
@@ -182,10 +182,10 @@ def frame_rows(frames: TraceFrames, accepted: int, labels: TokenLabels) -> list[
     """Return the most probable tokens of each frame, best first, one column per frame; below them, where the frames
     are CTC emissions, the probability of the blank. accepted: number of tokens on which the frames are conditioned."""
     columns: list[list[Cell]] = []
-    for row in frames.heard[accepted]:
-        ranked = sorted(zip(row, frames.words, strict=False), reverse=True)[:MAX_TOKENS_SHOWN]
+    for row in frames.probs[accepted]:
+        ranked = sorted(zip(row, frames.tokens, strict=False), reverse=True)[:MAX_TOKENS_SHOWN]
         columns.append([(labels(token), p) for p, token in ranked])
-        if frames.reads != "words":
+        if frames.is_aligned:
             columns[-1].append((BLANK_SIGN, row[-1]))
     return [list(cells) for cells in zip(*columns, strict=True)]
 

@@ -17,7 +17,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.losslessness import HALF_PRECISION_ROUNDING, MAX_ROUNDINGS, TIE_MARGIN
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.tracing.records import Trace, trace_from_json
+from ctcdraft.evaluation.trace import Trace, trace_from_json
 from ctcdraft.io import write_text
 from ctcdraft.report import tables
 from ctcdraft.report.figures import evaluation_figures

@@ -1,13 +1,15 @@
-"""Rows of transformers' own `generate` on the same base model, as an independent check of our decoding loop.
+"""Contestants of an evaluation: drafters of this project, and transformers' own `generate` as an independent check.
 
-Its tokens must equal ours, and it is timed by the same clock; it drafts and verifies in its own way.
+All share one base model and one set of decoding settings, and are timed by the same clock. `generate` drafts and
+verifies in its own way; its tokens must equal ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -23,22 +25,56 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import without_generation_config
 
 
+@dataclass(frozen=True)
+class Contestant:
+    """A drafter under comparison, with what a report row states about it."""
+
+    drafter: Drafter
+    identity: str  # hash of config and weights; an evaluation resumes only with equal ones
+    parameters: int  # of the draft head
+    fingerprint: dict[str, Any]  # of the base model that the head was trained for; empty without weights
+    crossing: str | None = None  # a sentence if the tree reads the frames otherwise than the objective trained them
+
+
+@dataclass(frozen=True)
+class EvaluationSetup:
+    """Base model, drafters and decoding settings under comparison; `autoregressive` is always among the drafters."""
+
+    base: BaseLM
+    contestants: Mapping[str, Drafter]
+    settings: DecodingSettings
+    seed: int
+    nodes: Mapping[str, int] = field(default_factory=dict)  # tree sizes that differ from the settings', by contestant
+
+    def settings_of(self, contestant: str) -> DecodingSettings:
+        return replace(self.settings, nodes=self.nodes.get(contestant, self.settings.nodes))
+
+    def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> GenerationResult:
+        drafter, base = self.contestants[contestant], self.base
+        return generate_answer(base, drafter, prompt_L, self.settings_of(contestant), base.stop_token_ids, seed)
+
+
 def generate_answer(
     base: BaseLM, contestant: Any, prompt_L: Tensor, settings: DecodingSettings, stops: Collection[int], seed: int
 ) -> GenerationResult:
     """Decode one answer with any contestant: by our loop, or by transformers' `generate`."""
     if isinstance(contestant, StockGenerate):
         return contestant.answer(base, prompt_L, settings, stops)
-    drafter: Drafter = contestant
-    return loop.generate(base, drafter, prompt_L, settings, stops, seed)
+    return loop.generate(base, contestant, prompt_L, settings, stops, seed)
+
+
+def qualified_name(value: Any) -> str:
+    """Return a description of a verifier that is equal in every process: its import path and its field values."""
+    if isinstance(value, partial):
+        return qualified_name(value.func)
+    if is_dataclass(value):
+        arguments = ", ".join(f"{field.name}={qualified_name(getattr(value, field.name))}" for field in fields(value))
+        return f"{type(value).__module__}.{type(value).__qualname__}({arguments})"
+    return f"{value.__module__}.{value.__qualname__}" if callable(value) else repr(value)
 
 
 class StockGenerate(torch.nn.Module):
-    """Greedy `lm.generate(**options)`.
-
-    Its first forward pass counts as the prefill, as ours does, although it may already verify a draft: the tokens of
-    that forward pass do not count in tau. Nodes are the tokens of a forward pass. c, v and o are not measured, as it
-    does not run our loop.
+    """Greedy `lm.generate(**options)` of transformers; c, v and o are not measured, as it does not run our loop.
 
     Args:
         assistant: folder of a small LM for assisted generation.
@@ -60,9 +96,9 @@ class StockGenerate(torch.nn.Module):
             pass
         self.assistant: Any = None
         if assistant is not None:
-            self.assistant = without_generation_config(
-                load_draft_model(assistant, base).to(base.dtype).for_inference().lm
-            )
+            draft_model = load_draft_model(assistant, base).to(base.dtype).for_inference()
+            self.assistant = without_generation_config(draft_model.lm)
+            # A fixed number of draft tokens, as ours drafts: by default it follows acceptance and confidence.
             self.assistant.generation_config.num_assistant_tokens = assistant_tokens
             self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
             self.assistant.generation_config.assistant_confidence_threshold = 0.0
@@ -87,6 +123,7 @@ class StockGenerate(torch.nn.Module):
         assisted = {} if self.assistant is None else {"assistant_model": self.assistant}
         streamer = TimingStreamer()
         lm = without_generation_config(base.lm)
+        # The streamer gets the committed tokens alone; only the model's input tells how many nodes were read.
         handle = lm.register_forward_pre_hook(streamer.record_input, with_kwargs=True)
         try:
             with attention_implementation(base.lm, self.attention):
@@ -109,47 +146,42 @@ class StockGenerate(torch.nn.Module):
 @contextmanager
 def attention_implementation(lm: Any, attention: str | None) -> Iterator[None]:
     """Switch the attention implementation of an LM within the context; None leaves it."""
-    if attention is None:
-        yield
-        return
     before = lm.config._attn_implementation
     try:
-        lm.set_attn_implementation(attention)
+        if attention is not None:
+            lm.set_attn_implementation(attention)
     except (ValueError, ImportError) as error:
         raise InputError(f"attention={attention} is not available here: {first_line(error)}") from error
     try:
         yield
     finally:
-        lm.set_attn_implementation(before)
+        if attention is not None:
+            lm.set_attn_implementation(before)
 
 
 def unused_pad_token(prompt_L: Tensor, stops: Collection[int]) -> int:
-    """Return a pad token id that does not occur in the text.
-
-    `generate` requires one although nothing is padded here, and an assistant masks every token that equals it, which
-    makes its drafts worse. A stop token is safe: transformers infers no mask from a pad token that is an EOS token.
-    """
+    """Return a pad token id; `generate` requires one although nothing is padded here."""
+    # An assistant masks every token that equals it, which makes its drafts worse. So it must not occur in the text, or
+    # be a stop token: transformers infers no mask from a pad token that is an EOS token.
     if stops:
         return min(stops)
     prompt_tokens = set(prompt_L.tolist())
     return next(token for token in range(len(prompt_tokens) + 1) if token not in prompt_tokens)
 
 
-@dataclass
 class TimingStreamer:
     """A streamer for `generate` that records the tokens and time of every forward pass, and a hook for its input."""
 
-    began: float = field(default_factory=perf_counter)
-    committed: list[list[int]] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    input_lengths: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.committed: list[list[int]] = []
+        self.input_lengths: list[int] = []
+        self.times = [perf_counter()]
 
     def record_input(self, module: Any, args: Any, kwargs: Any) -> None:
         input_ids = kwargs.get("input_ids", args[0] if args else None)
         self.input_lengths.append(input_ids.shape[-1])
 
-    def put(self, tokens: Tensor) -> None:
-        """Record the prompt, on the first call, then the tokens each forward pass committed; they are on the host."""
+    def put(self, tokens: Tensor) -> None:  # the prompt first, then what each forward pass committed, on the host
         self.committed.append(tokens.flatten().tolist())
         self.times.append(perf_counter())
 
@@ -157,13 +189,13 @@ class TimingStreamer:
         self.times.append(perf_counter())
 
     def to_generation(self, stops: Collection[int]) -> GenerationResult:
-        """Return what was recorded in the form of our loop's result."""
         answer = [token for tokens in self.committed[1:] for token in tokens]
+        # The first forward pass is the prefill, as ours is, although it may verify a draft already: its tokens do not
+        # count in tau. Nodes are the tokens of a forward pass.
         passes = tuple(
             DecodeStep(len(new), len(new) - 1, len(new) < nodes, nodes, nodes - 1)
             for new, nodes in zip(self.committed[2:], self.input_lengths[1:], strict=True)
         )
-        prefilled = self.times[1] - self.began
-        return GenerationResult(
-            tuple(answer), passes, answer[-1] in stops, prefilled, self.times[-1] - self.began - prefilled
-        )
+        prefill = self.times[2] - self.times[0]  # times: start, prompt, first token, ...
+        decode = self.times[-1] - self.times[0] - prefill
+        return GenerationResult(tuple(answer), passes, answer[-1] in stops, prefill, decode)

@@ -19,42 +19,29 @@ from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.drafters.trees.request import ConditionedFrames, TreeRequest
-from ctcdraft.errors import check_int
+from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
 from ctcdraft.evaluation.runner import turn_prompt, turn_seed
-from ctcdraft.evaluation.setup import EvaluationSetup
-from ctcdraft.evaluation.stock_generate import StockGenerate
-from ctcdraft.evaluation.tracing.records import Trace, TraceAnswer, TraceFrames, TraceStep
+from ctcdraft.evaluation.trace import FrameTables, Trace, TraceAnswer, TraceFrames, TraceStep
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
 
 CHUNK_ROWS = 64  # hidden states to logits at once
+REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character decodes to
 
 
 @dataclass(frozen=True)
 class TraceSettings:
-    """How much is traced, the config's `explorer`.
+    """How much is traced, the config's `trace`."""
 
-    Args:
-        questions: number of questions, of which the first turn is traced.
-        tokens: most tokens of an answer.
-        words: most probable tokens to record of every frame and of the base model.
-    """
-
-    questions: int
-    tokens: int
-    words: int
-
-    def __post_init__(self) -> None:
-        check_int(self.questions, "trace.questions", least=0)
-        check_int(self.tokens, "trace.tokens", least=2)
-        check_int(self.words, "trace.words")
+    questions: int  # of which the first turn is traced
+    tokens: int  # most tokens of an answer
+    words: int  # most probable tokens to record of every frame and of the base model
 
     def trace_answers(
         self, setup: EvaluationSetup, prompts: Mapping[int, Prompt], progress: Progress | None = None
     ) -> Trace:
         """Return the traces of these questions for every contestant that decodes with our loop."""
-        token_text = TokenText(setup.base.tokenizer)
-        answers = []
+        tokenizer, answers = setup.base.tokenizer, []
         for index, prompt in prompts.items():
             prompt_L, _ = turn_prompt(setup.base, prompt, [])
             for name, drafter in setup.contestants.items():
@@ -64,31 +51,24 @@ class TraceSettings:
                 settings = replace(settings, max_new_tokens=min(self.tokens, settings.max_new_tokens))
                 tracer = Tracer(drafter, settings.verify, self.words)
                 tokens, passes, noise = tracer.answer(setup.base, prompt_L, settings, turn_seed(setup.seed, index, 0))
-                token_texts = token_pieces(setup.base.tokenizer, tokens)
+                pieces = token_pieces(tokenizer, tokens)
                 if progress is not None:
                     progress.advance()
-                answers.append(
-                    TraceAnswer(prompt.id, prompt.category, name, prompt.turns[0], token_texts, passes, noise)
-                )
-        return Trace({token: token_text(token) for token in sorted(token_ids_of(answers))}, tuple(answers))
-
-
-def token_ids_of(answers: Sequence[TraceAnswer]) -> set[int]:
-    steps = [step for answer in answers for step in answer.passes]
-    framed = {token for step in steps if step.frames is not None for token in step.frames.words}
-    return framed | {token for step in steps for token in (*step.tokens, step.bonus, *(best for best, _ in step.base))}
+                answers.append(TraceAnswer(prompt.id, prompt.category, name, prompt.turns[0], pieces, passes, noise))
+        ids: set[int] = set()
+        for step in (step for answer in answers for step in answer.passes):
+            ids.update(step.tokens, [step.bonus], (token for token, _ in step.base))
+            ids.update(step.frames.tokens if step.frames is not None else ())
+        return Trace(token_texts(tokenizer, sorted(ids)), tuple(answers))
 
 
 class Tracer:
-    """A drafter and a verifier that record every decoding step of one answer.
-
-    `base_top2` holds the base model's two best tokens and their scores, by position in the text.
-    """
+    """A drafter and a verifier that record every decoding step of one answer."""
 
     def __init__(self, drafter: Any, verify: Any, top_k: int) -> None:
         self.top_k = top_k
         self.passes: list[TraceStep] = []
-        self.base_top2: dict[int, tuple[Tensor, Tensor]] = {}
+        self.base_top2: dict[int, tuple[Tensor, Tensor]] = {}  # the base model's best tokens and scores, by position
         self._verify = verify
         self._tree_builder: Any = getattr(drafter, "frame_tree", None)
         if self._tree_builder is not None:
@@ -101,7 +81,7 @@ class Tracer:
     def answer(
         self, base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int
     ) -> tuple[tuple[int, ...], tuple[TraceStep, ...], float | None]:
-        """Return the answer's tokens, its steps, and the noise of the base model's margins."""
+        """Return the answer's tokens, its steps, and `margin_noise`."""
         generation = generate(base, self, prompt_L, replace(settings, verify=self.verify), base.stop_token_ids, seed)
         counts = [step.committed for step in generation.passes]
         # The first verification belongs to the prefill, which is no decoding step.
@@ -132,29 +112,28 @@ class Tracer:
 
     def trace_step(self, tree: TokenTree, path: list[int], bonus: int, log_probs_V: Tensor) -> TraceStep:
         tokens = tuple(tree.tokens_N.tolist())
-        accepted = [tokens[node] for node in path[1:]]
         best = log_probs_V.double().softmax(0).topk(min(self.top_k, len(log_probs_V)))
-        frames = self._last_frames and trace_frames(*self._last_frames, accepted, {*tokens[1:], bonus}, self.top_k)
-        if frames is not None:
-            frames = replace(frames, reads=getattr(self._tree_builder, "interprets_as", "words"))
+        best_probs = map(round_significant, best.values.tolist())
+        frames = None
+        if self._last_frames is not None:
+            reads = getattr(self._tree_builder, "interprets_as", "words")
+            accepted, required = [tokens[node] for node in path[1:]], {*tokens[1:], bonus}
+            frames = TraceFrames(reads, *trace_frames(*self._last_frames, accepted, required, self.top_k))
         return TraceStep(
             tokens=tokens,
             parents=tuple(tree.parents_N.tolist()),
             path=tuple(path),
             bonus=bonus,
-            committed=0,
+            committed=0,  # known once the answer is finished
             depth=self._last_depth,
-            base=tuple(
-                (token, round_significant(p))
-                for token, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            ),
+            base=tuple(zip(best.indices.tolist(), best_probs, strict=True)),
             frames=frames,
         )
 
     def margin_noise(
         self, base: BaseLM, prompt_L: Tensor, tokens: Sequence[int], settings: DecodingSettings
     ) -> float | None:
-        """Return the largest difference between a margin in the steps and in one forward pass over the whole text."""
+        """Return the largest difference of a top-2 margin in the steps and in one forward pass; None without steps."""
         text_L = torch.cat([prompt_L, torch.tensor(tokens, device=prompt_L.device)])
         positions = [position for position in self.base_top2 if position < len(text_L)]
         if not positions or not len(self.base_top2[positions[0]][0]) > 1:
@@ -163,9 +142,7 @@ class Tracer:
         worst = 0.0
         for part in (positions[first : first + CHUNK_ROWS] for first in range(0, len(positions), CHUNK_ROWS)):
             whole_RV = settings.process_logits(base.head(states_LD[part][:, : base.width])).double()
-            tokens_R2, scores_R2 = (
-                torch.stack([self.base_top2[position][which] for position in part]) for which in (0, 1)
-            )
+            tokens_R2, scores_R2 = map(torch.stack, zip(*(self.base_top2[position] for position in part), strict=True))
             difference_R = (whole_RV.gather(1, tokens_R2) - scores_R2).diff(dim=1).abs()
             difference_R = difference_R[difference_R.isfinite()]  # tokens cut by top-k have no finite score
             worst = max(worst, float(difference_R.max()) if len(difference_R) else 0.0)
@@ -174,51 +151,39 @@ class Tracer:
 
 def trace_frames(
     log_probs_TC: Tensor, conditioned: ConditionedFrames | None, accepted: Sequence[int], required: set[int], top_k: int
-) -> TraceFrames:
-    """Return the frames' probabilities of each frame's best tokens and of those in `required`.
-
-    Args:
-        accepted: tokens that label-conditioned frames are conditioned on, one more per table.
-    """
+) -> tuple[tuple[int, ...], FrameTables]:
+    """Return each frame's best tokens together with those in `required`, and their probabilities in every frame."""
     if conditioned is None:
         probs_KTC = log_probs_TC.double().exp()[None]
     else:
         tables = [conditioned.probs()]
-        for token in accepted:
+        for token in accepted:  # one more table per accepted token
             token_1 = torch.tensor([token], device=log_probs_TC.device)
             conditioned = conditioned.extend(token_1, torch.zeros_like(token_1))
             tables.append(conditioned.probs())
         probs_KTC = torch.cat(tables).double()
-    best = probs_KTC[..., :-1].topk(min(top_k, probs_KTC.shape[-1] - 1), dim=-1).indices.unique().tolist()
+    blank = probs_KTC.shape[-1] - 1
+    best = probs_KTC[..., :-1].topk(min(top_k, blank), dim=-1).indices.unique().tolist()
     chosen = sorted(required.union(best))
-    columns = torch.tensor([*chosen, probs_KTC.shape[-1] - 1], device=probs_KTC.device)
+    columns = torch.tensor([*chosen, blank], device=probs_KTC.device)
     tables_KTW = probs_KTC[..., columns].tolist()
-    frame_probs = tuple(tuple(tuple(map(round_significant, row)) for row in table) for table in tables_KTW)
-    return TraceFrames("", tuple(chosen), frame_probs)
+    probs = tuple(tuple(tuple(map(round_significant, row)) for row in table) for table in tables_KTW)
+    return tuple(chosen), probs
 
 
 def round_significant(probability: float) -> float:
-    """Return three significant digits: the page shows no more, and the file is a third as long."""
-    return float(f"{probability:.3g}")
+    return float(f"{probability:.3g}")  # the page shows no more, and the file is a third as long
 
 
-REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character decodes to
-
-
-class TokenText:
-    """The text of single tokens, with their leading space.
-
-    Some tokenizers drop the space at the beginning of a text, so every token is decoded after another one.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.before = tokenizer.encode("a", add_special_tokens=False)[-1:]
-        self.skip = tokenizer.decode(self.before)
-
-    def __call__(self, token: int) -> str:
-        both = self.tokenizer.decode([*self.before, token])
-        return both[len(self.skip) :] if both.startswith(self.skip) else self.tokenizer.decode([token])
+def token_texts(tokenizer: Any, tokens: Sequence[int]) -> dict[int, str]:
+    """Return the text of single tokens, with their leading space."""
+    # Some tokenizers drop the space at the beginning of a text, so every token is decoded after another one.
+    before = tokenizer.encode("a", add_special_tokens=False)[-1:]
+    skip, texts = tokenizer.decode(before), {}
+    for token in tokens:
+        both = tokenizer.decode([*before, token])
+        texts[token] = both[len(skip) :] if both.startswith(skip) else tokenizer.decode([token])
+    return texts
 
 
 def token_pieces(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, ...]:

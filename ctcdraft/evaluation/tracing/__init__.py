@@ -1,1 +1,0 @@
-"""Records of every verification step of a few answers, for report.html."""
