@@ -203,7 +203,6 @@ def all_decode_steps(questions: Questions) -> list[DecodeStep]:
 
 
 def alpha(questions: Questions) -> list[float | None]:
-    """Return the conditional acceptance rate at each depth, from 1; see `conditional_acceptance_rates`."""
     return conditional_acceptance_rates(all_decode_steps(questions))
 
 

@@ -63,11 +63,7 @@ def warm_up(setup: EvaluationSetup, prompt: Prompt, tokens: int) -> None:
 
 
 class ShapeWarmup:
-    """The tree shapes that the base model has read, where shapes are static.
-
-    A static shape is captured or compiled when it is first read, which takes as long as up to thousands of forward
-    passes. So every shape that a timed answer can need is read before the clock starts.
-    """
+    """The tree shapes that the base model has read, where shapes are static."""
 
     def __init__(self, setup: EvaluationSetup) -> None:
         self.setup = setup
@@ -75,6 +71,8 @@ class ShapeWarmup:
 
     def capture_shapes(self, prompt_L: Tensor) -> None:
         """Read a tree of every padded size that an answer to this prompt can need and that was not read before."""
+        # A static shape is captured or compiled when it is first read, which takes as long as up to thousands of
+        # forward passes: that must not happen while an answer is timed.
         base = self.setup.base
         for name in self.setup.contestants if base.static_shapes is not None else ():
             settings = self.setup.settings_of(name)
@@ -191,7 +189,6 @@ def remaining_progress(
     """Return the progress over the answers to come, each of one contestant to one turn; warm-up is not counted.
 
     Args:
-        prompts: the questions of this shard, the finished ones included.
         profiled: number of questions decoded again with a stopwatch.
         traced: number of questions whose first turn is decoded again for report.html.
     """
