@@ -111,9 +111,8 @@ def try_copy_layer(block: nn.Module, shape: BlockConfig, forward: BlockForward, 
         expected_BLD = run_base_layer(float32_copy, lm, x_BLD, position_ids_L)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
         return f"cannot be run by itself: {type(error).__name__}"
-    errors = []
+    errors, weights = [], {name: base_weights[BASE_PARAMETER_NAMES[name]] for name in original}
     for offset, interleaved in product((0.0, 1.0), (False, True)):  # the plainest convention first
-        weights = {name: base_weights[BASE_PARAMETER_NAMES[name]] for name in original}
         block.load_state_dict(convert_weights(weights, float32_copy, shape, offset, interleaved))
         errors.append(float((forward(x_BLD, position_ids_L) - expected_BLD).norm() / (expected_BLD - x_BLD).norm()))
         if errors[-1] < COPY_TOLERANCE:
@@ -205,11 +204,8 @@ def float32_layer(layer: nn.Module, number: int, config: Any, device: torch.devi
 
 
 def run_base_layer(layer: Any, lm: Any, x_BLD: Tensor, position_ids_L: Tensor) -> Tensor:
-    """Return the layer's output with the base's position embeddings and a causal mask."""
-    length = len(position_ids_L)
-    masked_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).triu(1)
-    mask_BHLM = torch.zeros(1, 1, length, length, device=x_BLD.device)
-    mask_BHLM.masked_fill_(masked_LL, torch.finfo(torch.float32).min)
+    size, lowest = (1, 1, len(position_ids_L), len(position_ids_L)), torch.finfo(torch.float32).min
+    mask_BHLM = torch.full(size, lowest, device=x_BLD.device).triu(1)
     rotary = BaseRotary.of(lm)
     embeddings = None if rotary is None else rotary.embeddings(x_BLD, position_ids_L[None])
     output = layer(x_BLD, attention_mask=mask_BHLM, position_ids=position_ids_L[None], position_embeddings=embeddings)

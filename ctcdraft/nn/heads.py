@@ -1,7 +1,6 @@
 """Heads from hidden states to token and blank logits, and emissions: the output of a drafter's training forward.
 
-Emissions keep hidden states; objectives ask them for the few scores they need, so that full logits
-[B, A, T, V + 1] never exist in memory.
+Emissions keep hidden states; objectives ask them for the few scores they need, so full logits_BATC never exist.
 """
 
 from __future__ import annotations
