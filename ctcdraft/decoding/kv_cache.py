@@ -24,9 +24,8 @@ class KVCache(transformers.Cache):
         self._zeroed = zeroed
         self.capacity = -(-capacity // ALLOCATION_STEP) * ALLOCATION_STEP
         self._rows = [0] * layers  # rows written per layer: all equal once a forward pass is over
-        # Keys and values [LAYERS, 1, H, capacity, d], allocated at the first update, which knows heads, width and dtype.
-        # All layers are in one buffer: dropping the rows of rejected draft tokens then takes two copies per step instead
-        # of two per layer.
+        # Keys and values [LAYERS, 1, H, capacity, d], allocated at the first update, which knows heads and width. All
+        # layers in one buffer: to drop the rows of rejected draft tokens takes two copies per step, not two per layer.
         self.buffers: tuple[Any, Any] = (None, None)
         self.layer_buffers: list[tuple[Tensor, Tensor]] = []  # views of the same buffers, one pair per layer
         self._span = (0, 0)  # the rows of the current forward pass
