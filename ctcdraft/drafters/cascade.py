@@ -53,7 +53,7 @@ class Cascade(nn.Module):
         pending_KD = torch.cat([memory.pending_states_KD, context.new_states_KD])
         smaller = replace(context, nodes=max(context.nodes - self.later, 1))
         tree, first = self.first.draft(smaller, memory.first, rng)
-        if len(tree) == 1:
+        if len(tree) == 1:  # the first drafted nothing
             tree, second = self.second.draft(replace(context, new_states_KD=pending_KD), memory.second, rng)
             return tree, CascadeMemory(first, second, pending_KD[:0])
         if uses_hidden_states(self.second):
@@ -69,11 +69,11 @@ class Cascade(nn.Module):
         path_K = tree.ancestors_NN[deepest].nonzero()[1:, 0]  # without the root
         draft_tokens_K = tree.tokens_N[path_K]
         if torch.isin(draft_tokens_K[-1], self.stops):
-            return tree, memory
+            return tree, memory  # nothing is drafted below a stop token
         extended = replace(
             context,
             tokens_L=torch.cat([context.tokens_L, draft_tokens_K]),
-            new_states_KD=context.new_states_KD[:0],
+            new_states_KD=context.new_states_KD[:0],  # draft tokens have none
             remaining_tokens=context.remaining_tokens - len(path_K),
             nodes=context.nodes - len(tree) + 1,  # the root of the subtree is a node already
         )

@@ -58,6 +58,6 @@ class RandomDrafter:
 
 
 def give_oracle_text(drafter: Any, text_L: Tensor) -> None:
-    """Give a text to a drafter that is an oracle; other drafters do not see it."""
+    """Give a prompt with its response to a drafter that is an oracle; other drafters do not see it."""
     if isinstance(drafter, Oracle):
         drafter.set_text(text_L)

@@ -29,12 +29,11 @@ class Eagle(SequentialDrafter):
         token       x[t+2]           x[t+3]
 
     In a draft its own predictions f replace the base's hidden states, which in training are all known: the first frame
-    is the same in both, deeper ones are not. No norm before and after the layer, as published.
+    is the same in both, deeper ones are not.
 
-    Args:
-        noise: half width of the uniform noise added to the hidden states in training, so that the layer tolerates its
-            own errors. (The CTC paper's released code also scales it by 512 / the text's length; here it is constant.)
-        like_base: see `decoder_layer`.
+    noise: half width of the uniform noise added to the hidden states in training, so that the layer tolerates its own
+    errors. (The CTC paper's released code also scales it by 512 / the text's length; here it is constant.)
+    like_base: see `decoder_layer`.
     """
 
     predicts_hidden_states = True
@@ -45,6 +44,7 @@ class Eagle(SequentialDrafter):
         super().__init__(frames, tree, base.stop_token_ids)
         self.noise = check_float(noise, "drafter.noise", least=0)
         self.fuse = nn.Linear(2 * base.width, base.width).to(base.device)
+        # No norm before and after the layer, as published.
         self.block, self.initialised = decoder_layer(base, like_base, input_norm=False)
         self.head = TokenHead(base.head)
         self.embedding = base.embedding
@@ -80,6 +80,7 @@ class Eagle(SequentialDrafter):
     def step_function(self, context: Context, memory: KVCache | None) -> EagleStepFunction:
         # Cache row t is computed from h[t] and x[t+1]; the newest row has the root.
         if memory is None:
+            # With rows for the draft tokens of a tree, which `release` drops.
             capacity = len(context.tokens_L) + context.remaining_tokens + context.nodes * self.frames
             memory = KVCache(layers=1, capacity=capacity)
         start, states_BLD = memory.length, rearrange(context.new_states_KD, "k d -> 1 k d")

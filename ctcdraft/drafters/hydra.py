@@ -108,7 +108,7 @@ class Hydra(SequentialDrafter):
         return states_BLD if self.prefix is None else self.prefix(states_BLD, position_ids, memory, seen)
 
     def step_function(self, context: Context, memory: KVCache | None) -> HydraStepFunction:
-        if memory is None:
+        if memory is None:  # draft tokens take no rows: the heads have no attention
             memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.remaining_tokens)
         states_BLD = rearrange(context.new_states_KD, "k d -> 1 k d")
         position_ids_L = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)

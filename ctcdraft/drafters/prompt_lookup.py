@@ -35,7 +35,7 @@ def find_continuation(tokens_L: Tensor, ngram: int) -> Tensor:
     ngram 2:   3 1 4 1 5 3 1   ->   4 1 5 3 1      (the suffix 3 1 occurs at the start)
     """
     for size in range(min(ngram, len(tokens_L) - 1), 0, -1):
-        windows_LG = tokens_L[:-1].unfold(0, size, 1)
+        windows_LG = tokens_L[:-1].unfold(0, size, 1)  # without the last token, or the suffix would find itself
         starts = (windows_LG == tokens_L[-size:]).all(dim=1).nonzero()
         if len(starts):
             return tokens_L[int(starts[-1]) + size :]

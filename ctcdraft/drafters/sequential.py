@@ -89,7 +89,7 @@ class LevelAttention:
     def __init__(self, text_length: int, device: torch.device) -> None:
         self.text_length = text_length
         self.level = -1
-        self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=device)
+        self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=device)  # R: draft tokens of all levels so far
 
     def next_level(self, rows_K: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return position_ids_K and seen_KM of the next level, which continues these rows of the one before.

@@ -19,6 +19,7 @@ class CrossEntropy(DecayedObjective):
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
         log_probs_BAS = emissions.label_log_probs(batch.labels_BAS)
+        # A metric beside the loss: how probable the first label is, without which nothing is accepted.
         first_BA1 = log_probs_BAS[..., :1].detach().exp()
         first = decayed_masked_mean(first_BA1, label_mask(batch)[..., :1], 1.0)
         return self.loss(log_probs_BAS, batch, first_label=first)

@@ -17,10 +17,8 @@ from ctcdraft.errors import InputError
 class PerFrameTree:
     """The most probable texts, best first: a text's probability is the product of its tokens' in their frames.
 
-    The probability of a frame's blank is shared out to the tokens.
-
-    Args:
-        words: children of one node; None for no limit, 1 for a chain.
+    The probability of a frame's blank is shared out to the tokens. words: children of one node; None for no limit, 1
+    for a chain.
     """
 
     interprets_as = "words"
@@ -46,8 +44,9 @@ class PerFrameStepFunction:
     """Frames as a step function: level k is the distribution of frame k."""
 
     def __init__(self, log_probs_TC: Tensor, conditioned: Conditioned) -> None:
-        self.token_log_probs_TV = log_probs_TC[:, :-1].log_softmax(dim=-1)
         self.conditioned = conditioned
+        if conditioned is None:  # conditioned frames are normalised after every prefix instead
+            self.token_log_probs_TV = log_probs_TC[:, :-1].log_softmax(dim=-1)
         self.frame = -1
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:

@@ -146,13 +146,13 @@ def sample_tree(make_sampler: Callable[[int], ChainSampler], chains: int, reques
         probs_KV, end_K = sampler.next_distribution()
         probs_KV = request.sampling.warp_probs(probs_KV)
         sampled_K = sample_by_exponential_race(torch.cat([probs_KV, end_K[:, None]], dim=1), request.sampling.rng)
-        has_token_K = alive_K & (sampled_K < probs_KV.shape[1])
+        has_token_K = alive_K & (sampled_K < probs_KV.shape[1])  # the last column is the end of the draft
         tokens.append(torch.where(has_token_K, sampled_K, NO_TOKEN))
         probs.append(probs_KV)
         active.append(alive_K)
         alive_K = has_token_K & ~torch.isin(sampled_K, stop_ids)
         if level + 1 < depth:
-            sampler = sampler.extend(tokens[-1].clamp(min=0))
+            sampler = sampler.extend(tokens[-1].clamp(min=0))  # ended chains go on with token 0 and are ignored
     return merge_chains(request.root, torch.stack(tokens, 1), torch.stack(probs, 1), torch.stack(active, 1))
 
 

@@ -116,8 +116,8 @@ def plan_levels(
             [queried.index(conditioning_paths[n]) for n in new],
             [choices[n][-1] for n in new],
         )
-        tensors = (torch.tensor(column, device=device) for column in columns)
-        levels.append(TreeLevel(*tensors, ranks=max(columns[-1]) + 1))
+        queries_K, rows_K, nodes_J, query_rows_J, ranks_J = (torch.tensor(one, device=device) for one in columns)
+        levels.append(TreeLevel(queries_K, rows_K, nodes_J, query_rows_J, ranks_J, max(columns[-1]) + 1))
         previous = queried
     return parents_N, levels
 
