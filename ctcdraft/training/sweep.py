@@ -84,7 +84,7 @@ def read_job(folder: Path) -> Job | None:
     try:
         values = flatten_config(current(yaml.safe_load((folder / "config.yaml").read_text())))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    except (OSError, ValueError):
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     taus = [line["tau"] for line in lines if "tau" in line]
     if not taus:
