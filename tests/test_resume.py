@@ -175,6 +175,8 @@ def test_a_sweep_that_was_begun_with_old_names_continues(world, monkeypatch, cap
     run_script(monkeypatch, "train.py", *words)
     assert "renamed/1 already has its 4 steps" in capsys.readouterr().out
     assert not list((world / "renamed").glob("*/failed.json"))
+    (world / "renamed" / "1" / "config.yaml").write_text("drafter: [")
+    assert "cannot read renamed/1/config.yaml" in expect_error(monkeypatch, capsys, "train.py", *words)
 
 
 def test_a_resumed_run_is_planned_by_its_own_config(world, monkeypatch, capsys):

@@ -23,9 +23,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ctcdraft.config.allowed import read_yaml
 from ctcdraft.distributed import from_environment
 from ctcdraft.errors import first_line
-from ctcdraft.renamed import current
 from ctcdraft.training.sweep import (
     LOCATION_KEYS,
     RemainingTime,
@@ -142,7 +142,7 @@ def holds_other_run(run: RunDirectory, config: DictConfig) -> bool:
     """Return whether the directory holds a run with another config, which this job's failure does not concern."""
     if not run.config.is_file():
         return False
-    existing, own = flatten_config(current(yaml.safe_load(run.config.read_text()))), flat_values(config)
+    existing, own = flatten_config(read_yaml(run.config)[1]), flat_values(config)
     return any(existing.get(key) != own.get(key) for key in {**existing, **own} if key not in LOCATION_KEYS)
 
 

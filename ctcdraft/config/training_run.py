@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_class, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ctcdraft.config.allowed import parse_trust, printable, read_run_config
+from ctcdraft.config.allowed import parse_trust, printable, read_run_config, read_yaml
 from ctcdraft.config.build import resolve_corpus_paths
 from ctcdraft.config.schema import check_config
 from ctcdraft.config.sweep_jobs import run_directory, run_title, sweep_directory
@@ -48,9 +47,9 @@ class TrainingRun:
             return cls(directory, resumed_config(directory, config), True, sweep)
         if not directory.config.exists() or config.overwrite:
             return cls(directory, config, False, sweep)
-        texts = (directory.config.read_text(), OmegaConf.to_yaml(config, resolve=True))
-        before, now = (current(yaml.safe_load(text)) for text in texts)  # the run may be older than a renaming
-        if sweep is None or before != now:
+        own = OmegaConf.create(OmegaConf.to_yaml(config, resolve=True))  # from text, as the file is read
+        # By present names: the run may be older than a renaming.
+        if sweep is None or read_yaml(directory.config)[1] != current(OmegaConf.to_container(own)):
             refuse_existing_run(directory.path)
         return cls(directory, config, True, sweep)  # the same sweep again: its jobs go on where they stopped
 

@@ -83,7 +83,7 @@ def read_job(folder: Path) -> Job | None:
     taus = [line["tau"] for line in lines if "tau" in line]
     try:
         values = flatten_config(current(yaml.safe_load((folder / "config.yaml").read_text())))
-    except (OSError, ValueError):
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     if not taus:
         return None
