@@ -67,6 +67,7 @@ def test_a_missing_deepspeed_is_refused_with_what_to_install(monkeypatch):
     for name in SINGLE_PROCESS_ENV:
         monkeypatch.setenv(name, SINGLE_PROCESS_ENV[name])
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")  # as it sets itself: restored for the tests after this one
     with pytest.raises(InputError, match="pip install deepspeed"):
         load_deepspeed("cpu")
 
