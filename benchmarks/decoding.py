@@ -145,8 +145,8 @@ def search(options: argparse.Namespace) -> None:
         blank = options.classes - 1
         for nodes in (8, 16, 24, 32, 48, 64, 96, 128):
             ways: dict[str, Callable[[], object]] = {
-                "best first": partial(best_first_search, frames_TC, blank, nodes - 1, options.words_per_frame),
-                "by levels": partial(prefix_search, frames_TC, blank, nodes - 1, options.words_per_frame),
+                "best first": partial(best_first_search, frames_TC, blank, nodes - 1, options.tokens_per_frame),
+                "by levels": partial(prefix_search, frames_TC, blank, nodes - 1, options.tokens_per_frame),
             }
             seconds = interleaved(ways, 10 * options.repeats, CLOCKS[options.clock])
             medians = "  ".join(f"{name} {1e3 * statistics.median(taken):5.2f} ms" for name, taken in seconds.items())
@@ -206,7 +206,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--frames", type=int, default=8)
     parser.add_argument("--classes", type=int, default=32001)
-    parser.add_argument("--words-per-frame", type=int, default=16, help="as in configs/drafter/tree/prefix_search.yaml")
+    parser.add_argument(
+        "--tokens-per-frame", type=int, default=16, help="as in configs/drafter/tree/prefix_search.yaml"
+    )
     parser.add_argument("--compiled", action="store_true", help="reads of fixed shapes, eager and compiled, as well")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     parser.add_argument("--device", default="cpu")

@@ -85,6 +85,10 @@ TARGETS = {  # what a `_target_` named -> what it names now
 KEYS = {  # old dotted key -> its present one, under the same parent
     "drafter.paths": "drafter.tree",
     "drafter.growth": "drafter.tree",
+    "drafter.tree.words": "drafter.tree.children",
+    "drafter.tree.words_per_frame": "drafter.tree.tokens_per_frame",
+    "objective.states": "objective.hidden_states",
+    "objective.words": "objective.tokens",
     "states": "hidden_states",
     "trainer.rows": "trainer.batch_size",
     "trainer.anchors": "trainer.anchors_per_sequence",
@@ -100,6 +104,7 @@ KEYS = {  # old dotted key -> its present one, under the same parent
     "base.fixed": "base.static_shapes",
     "base.quantised": "base.quantization",
     "explorer": "trace",
+    "trace.words": "trace.tokens_per_frame",
     "table.plan": "table.gpu_hours",
     "arena.again": "arena.extra_seeds",
     "arena.rates": "arena.learning_rates",
@@ -201,7 +206,8 @@ def current_key(key: str) -> str:
     for size in range(len(parts), 0, -2):
         if new := KEYS.get(".".join(parts[:size:2])):
             separators = iter([*parts[1:size:2], ""])
-            return "".join(name + next(separators) for name in new.split(".")) + "".join(parts[size:])
+            renamed = "".join(name + next(separators) for name in new.split(".")) + "".join(parts[size:])
+            return current_key(renamed)  # drafter.paths.words is drafter.tree.words, which is drafter.tree.children
     return key
 
 

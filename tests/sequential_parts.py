@@ -13,11 +13,11 @@ from ctcdraft.drafters.trees.dynamic import DynamicTree
 KINDS = ("hydra", "hydra++", "eagle", "draft_model", "draft_model_gpt2")
 
 
-def saved_lm(folder, kind="llama", seed=7, words=lambda: tiny_tokenizer(), **changes):
+def saved_lm(folder, kind="llama", seed=7, tokenizer=lambda: tiny_tokenizer(), **changes):
     """Save a small LM and its tokenizer in a folder, as on a hub, and return the folder."""
     lm = random_lm(kind, seed, **{"context": 256, **changes})
     lm.save_pretrained(folder)
-    words().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
     return str(folder)
 
 

@@ -19,9 +19,9 @@ def oracle_drafter(text: torch.Tensor, depth: int) -> controls.Oracle:
     return oracle
 
 
-def random_drafter(words: int, size: int) -> controls.RandomDrafter:
+def random_drafter(vocabulary: int, size: int) -> controls.RandomDrafter:
     """Return a drafter of random trees, some deeper than the rest of the text."""
-    return controls.RandomDrafter(SimpleNamespace(vocabulary=words), size)
+    return controls.RandomDrafter(SimpleNamespace(vocabulary=vocabulary), size)
 
 
 class Stutter:
@@ -43,8 +43,10 @@ class Stutter:
         if not truth:
             return TokenTree.only_root(context.root), None
         root = int(context.root)
-        frames_of_text = [frame for word in truth for frame in (word, word, self.BLANK)]  # a a - b b - : also a-blank-a
-        doubled = [frame for word in truth for frame in (word, self.BLANK, word)]
+        frames_of_text = [
+            frame for token in truth for frame in (token, token, self.BLANK)
+        ]  # a a - b b - : also a-blank-a
+        doubled = [frame for token in truth for frame in (token, self.BLANK, token)]
         readings = [[root, self.BLANK, *frames_of_text], doubled, truth[1:], frames_of_text]
         width = max(map(len, readings))
         frames = torch.tensor([reading + [self.BLANK] * (width - len(reading)) for reading in readings])

@@ -31,7 +31,7 @@ from ctcdraft.report.html import files
 SETTINGS = DecodingSettings(
     max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True
 )
-NO_TRACE = TraceSettings(questions=0, tokens=8, words=3)
+NO_TRACE = TraceSettings(questions=0, tokens=8, tokens_per_frame=3)
 PROMPTS = (
     Prompt("a", "sums", ("1 + 1 = 2, 1 + 1 =",), "2"),
     Prompt("b", "talk", ("hello hello", "and again hello"), None),

@@ -53,20 +53,20 @@ def commands() -> list[tuple[str, str]]:
 COMMANDS = commands()
 
 
-def first_values(words: list[str]) -> list[str]:
+def first_values(arguments: list[str]) -> list[str]:
     """Overrides of a sweep with the first value of each."""
     chosen = []
-    for word in words:
-        override = parse_override(word)
-        assert override is not None, word
-        key = word.partition("=")[0]
-        if "=glob(" in word:
-            pattern = word.partition("=glob(")[2].removesuffix(")")
+    for argument in arguments:
+        override = parse_override(argument)
+        assert override is not None, argument
+        key = argument.partition("=")[0]
+        if "=glob(" in argument:
+            pattern = argument.partition("=glob(")[2].removesuffix(")")
             chosen.append(f"{key}={sorted(fnmatch.filter(options(key), pattern))[0]}")
         elif override.is_sweep_override():
             chosen.append(f"{key}={next(iter(override.sweep_string_iterator()))}")
         else:
-            chosen.append(word)
+            chosen.append(argument)
     return chosen
 
 
@@ -82,36 +82,38 @@ def hydra_configs():
         yield
 
 
-def check_python(words: list[str]) -> None:
+def check_python(arguments: list[str]) -> None:
     """Raise where `python WORDS` names no module or file, or overrides that do not compose."""
-    if words[0] == "-m":
-        if words[1] != "venv":
-            assert find_spec(words[1]) is not None, words[1]
+    if arguments[0] == "-m":
+        if arguments[1] != "venv":
+            assert find_spec(arguments[1]) is not None, arguments[1]
         return
-    script, rest = words[0], [word for word in words[1:] if word not in ("-m", "--cfg", "job")]
+    script, rest = arguments[0], [argument for argument in arguments[1:] if argument not in ("-m", "--cfg", "job")]
     assert (REPOSITORY / script).is_file(), script
     if script == "sweep.py":
-        rest = first_values([word for word in rest if not word.startswith(("trials=", "jobs=", "search_seed="))])
-        compose("train", [word for word in rest if not word.startswith("run=")])
+        rest = first_values(
+            [argument for argument in rest if not argument.startswith(("trials=", "jobs=", "search_seed="))]
+        )
+        compose("train", [argument for argument in rest if not argument.startswith("run=")])
     elif script in ENTRY_POINTS:
         compose(ENTRY_POINTS[script], first_values(quote_paths(rest)))
 
 
 @pytest.mark.parametrize(("page", "command"), sorted(set(COMMANDS)))
 def test_a_command_can_be_run(hydra_configs, page, command):
-    words = shlex.split(command, comments=True)
-    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # environment variables
-        words = words[1:]
-    if not words:
+    arguments = shlex.split(command, comments=True)
+    while arguments and re.fullmatch(r"[A-Z_]+=\S*", arguments[0]):  # environment variables
+        arguments = arguments[1:]
+    if not arguments:
         return
-    if words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE), command
-    elif words[0] in ("python", "python3"):
-        check_python(words[1:])
-    elif words[0] == "torchrun":
-        check_python(words[words.index("train.py") :])
+    if arguments[0] == "make":
+        assert re.search(rf"^{arguments[1]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE), command
+    elif arguments[0] in ("python", "python3"):
+        check_python(arguments[1:])
+    elif arguments[0] == "torchrun":
+        check_python(arguments[arguments.index("train.py") :])
     else:
-        assert words[0] in OTHER_COMMANDS, command
+        assert arguments[0] in OTHER_COMMANDS, command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -124,7 +124,7 @@ def test_the_cells_of_table_2_are_one_sweep(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", "-m", *train_args("experiment=glob(ablation_*_ce_direct)", "plan_only=true",
                                                         "drafter.frames=4", "objective.labels=4"))  # fmt: skip
-    assert capsys.readouterr().out.count("trained as words, read as words") == 2
+    assert capsys.readouterr().out.count("trained as tokens, read as tokens") == 2
 
 
 def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
@@ -135,7 +135,7 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
         "out=crossed", "decoding.max_new_tokens=8", "warm_up_tokens=4", "timing.questions=0",
     )  # fmt: skip
     rows = json.loads((world / "crossed" / "report.json").read_text())["rows"]
-    message = "trained as alignments but read as words by StaticPerFrameTree: a mismatch, as in Table 2 of the paper"
+    message = "trained as alignments but read as tokens by StaticPerFrameTree: a mismatch, as in Table 2 of the paper"
     assert [row["crossing"] for row in rows] == [None, message]
     markdown = (world / "crossed" / "report.md").read_text()
     assert "| ctc@sparse (mismatch) |" in markdown
@@ -145,10 +145,10 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
 
 def test_a_head_with_an_untrained_blank_is_refused_by_ctc_trees(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *train_args("run=words", "objective=cross_entropy", "drafter/tree=per_frame",
+    run_script(monkeypatch, "train.py", *train_args("run=tokens", "objective=cross_entropy", "drafter/tree=per_frame",
                                                   "objective.labels=5", "trainer.steps=2"))  # fmt: skip
     capsys.readouterr()
-    arguments = ["contestants=[words@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]
+    arguments = ["contestants=[tokens@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]
     assert "leaves the blank untrained" in expect_error(monkeypatch, capsys, "evaluate.py", *arguments)
 
 

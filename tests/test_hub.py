@@ -82,7 +82,7 @@ def home(tmp_path_factory):
     report = run.path / "evaluation" / "tiny-greedy" / "report.json"
     report.write_text(json.dumps({"rows": rows, "environment": where}))
     (run.path / "evaluation" / "latency-tiny").mkdir()
-    timed = {"rows": [{"drafter": "ctc_gru"}], "environment": where}  # no words, no verdict
+    timed = {"rows": [{"drafter": "ctc_gru"}], "environment": where}  # no tokens, no verdict
     (run.path / "evaluation" / "latency-tiny" / "report.json").write_text(json.dumps(timed))
     PublishedHead.from_run(run.path, base).save_pretrained(home / "head")
     return home

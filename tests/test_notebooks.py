@@ -105,8 +105,8 @@ def test_quickstart_trains_a_head_that_saves_passes_and_changes_no_token(tmp_pat
 def test_alignment_explorer_shows_a_pass_and_the_whole_page(tmp_path):
     outputs = executed("alignment_explorer", tmp_path)
     said = shown(outputs)
-    for words in ("wrong token:", "frame 6", "✓", "the base's own word:"):
-        assert words in said
+    for text in ("wrong token:", "frame 6", "✓", "the base's own word:"):
+        assert text in said
     page = shown(outputs, "text/html")
     assert page.count("<iframe srcdoc=") == 1
     assert "acceptance_by_depth" in page

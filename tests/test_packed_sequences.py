@@ -51,9 +51,9 @@ def unpacked(base, made: Batches, step: int, batch: Batch) -> Batch:
             places = [a - begin for a in batch.anchors_BA[row].tolist() if begin <= a < begin + len(text)]
             found = []
             for place in sorted(set(places)):
-                root, words = slow_window(text.tolist(), made.rows.masks[index].tolist(), place, made.labels)
-                if words and (made.rows.ended[index] or len(words) == made.labels):
-                    found.append((place, root, words))
+                root, labels_found = slow_window(text.tolist(), made.rows.masks[index].tolist(), place, made.labels)
+                if labels_found and (made.rows.ended[index] or len(labels_found) == made.labels):
+                    found.append((place, root, labels_found))
             tokens.append(text)
             states.append(base.hidden_states(text[None], torch.ones_like(text)[None])[0])
             windows.append(found)
@@ -70,8 +70,10 @@ def padded(tokens, states, windows, labels) -> Batch:
         pad_sequence(states, batch_first=True),
         torch.tensor([[anchor for anchor, _, _ in found] for found in filled]),
         torch.tensor([[root for _, root, _ in found] for found in filled]),
-        torch.tensor([[words + [-1] * (labels - len(words)) for _, _, words in found] for found in filled]),
-        torch.tensor([[len(words) for _, _, words in found] for found in filled]),
+        torch.tensor(
+            [[labels_found + [-1] * (labels - len(labels_found)) for _, _, labels_found in found] for found in filled]
+        ),
+        torch.tensor([[len(labels_found) for _, _, labels_found in found] for found in filled]),
         torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL),
     )
 

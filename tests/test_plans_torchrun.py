@@ -19,11 +19,11 @@ def planned(world, monkeypatch, capsys):
     Path("shape").mkdir(exist_ok=True)
     shutil.copy("base/config.json", "shape")
 
-    def plan(script, *words, processes=1, rank=0):
+    def plan(script, *arguments, processes=1, rank=0):
         monkeypatch.setenv("WORLD_SIZE", str(processes))
         monkeypatch.setenv("RANK", str(rank))
         capsys.readouterr()
-        run_script(monkeypatch, script, *words, *RATE)
+        run_script(monkeypatch, script, *arguments, *RATE)
         return capsys.readouterr().out
 
     return plan
@@ -35,27 +35,27 @@ def training_time(plan):
 
 def test_training_time_is_that_of_the_batches_of_one_process(planned):
     """trainer.gradient_accumulation_steps defaults to WORLD_SIZE: eight times the batches in eight processes."""
-    words = train_args("run=x", "prepared=never", "base.path=shape")
-    alone, eight = planned("train.py", *words), planned("train.py", *words, processes=8)
+    arguments = train_args("run=x", "prepared=never", "base.path=shape")
+    alone, eight = planned("train.py", *arguments), planned("train.py", *arguments, processes=8)
     assert "steps       4 of 8 x 8 rows" in eight
     assert training_time(eight) == training_time(alone)
     assert len(training_time(alone)) == 1
     assert "shared by 8 processes" in eight
-    assert planned("train.py", *words, processes=8, rank=3) == ""  # only rank 0 prints
+    assert planned("train.py", *arguments, processes=8, rank=3) == ""  # only rank 0 prints
 
 
 def test_batches_that_cannot_be_shared_are_refused_in_a_dry_run_too(planned, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    words = train_args(
+    arguments = train_args(
         "run=x", "prepared=never", "base.path=shape", "trainer.gradient_accumulation_steps=6", "plan_only=true"
     )
-    said = expect_error(monkeypatch, capsys, "train.py", *words)
+    said = expect_error(monkeypatch, capsys, "train.py", *arguments)
     assert "trainer.gradient_accumulation_steps must be a multiple of the 4 processes, got 6" in said
 
 
 def test_response_hours_are_divided_by_shards(planned):
-    words = ["base=local", "base.path=shape", "corpus.path=prompts.jsonl", "out=never"]
-    alone, four = planned("data/prepare.py", *words), planned("data/prepare.py", *words, processes=4)
+    arguments = ["base=local", "base.path=shape", "corpus.path=prompts.jsonl", "out=never"]
+    alone, four = planned("data/prepare.py", *arguments), planned("data/prepare.py", *arguments, processes=4)
     hours = [float(re.search(r"^time +at most about ([\d.]+) hours", plan, re.MULTILINE)[1]) for plan in (alone, four)]
     assert hours[0] == pytest.approx(4 * hours[1], rel=0.02)
     assert "for each of 4 shards" in four

@@ -34,7 +34,9 @@ from studies.comparison.store import ResultStore
         ("+drafter/growth=best", "+drafter/tree=dynamic"),
         ("drafter/paths=chain", "drafter/tree=per_frame_chain"),
         ("drafter/growth=chain", "drafter/tree=chain"),
-        ("drafter.paths.words_per_frame=4", "drafter.tree.words_per_frame=4"),
+        ("drafter.paths.words_per_frame=4", "drafter.tree.tokens_per_frame=4"),
+        ("drafter.growth.words=3", "drafter.tree.children=3"),
+        ("explorer.words=3", "trace.tokens_per_frame=3"),
         ("++drafter.growth.width=3", "++drafter.tree.width=3"),
         ("~drafter.growth", "~drafter.tree"),
         ("drafter.paths._target_=ctcdraft.drafters.direct.Direct",
@@ -46,7 +48,7 @@ from studies.comparison.store import ResultStore
         ("base.taps=[last,4]", "base.aux_layers=[last,4]"),
         ("explorer.questions=0", "trace.questions=0"),
         ("table.plan.flops=1e15", "table.gpu_hours.flops=1e15"),
-        ("objective.states=0.5", "objective.states=0.5"),
+        ("objective.states=0.5", "objective.hidden_states=0.5"),
         ("drafter/tree=chain", "drafter/tree=chain"),
         ("drafter/paths=choice(direct,chain)", "drafter/tree=choice(per_frame,per_frame_chain)"),
         ("drafter/paths=shuffle(direct, 'chain')", "drafter/tree=shuffle(per_frame, 'per_frame_chain')"),
@@ -69,7 +71,7 @@ def test_an_old_argument_has_its_present_name(old, new):
 
 def test_old_keys_of_a_run_directory_have_their_present_names():
     old = {"drafter": {"frames": 4, "paths": {"_target_": "ctcdraft.drafters.direct.Direct", "words": 1}}, "paths": 3}
-    tree = {"_target_": "ctcdraft.drafters.trees.per_frame.PerFrameTree", "words": 1}
+    tree = {"_target_": "ctcdraft.drafters.trees.per_frame.PerFrameTree", "children": 1}
     assert current(old) == {"drafter": {"frames": 4, "tree": tree}, "paths": 3}
     assert current(current(old)) == current(old)
 

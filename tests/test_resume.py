@@ -107,9 +107,9 @@ def test_a_failed_job_is_in_the_table_and_the_others_are_trained(world, monkeypa
 
 def test_an_evaluation_that_cannot_be_leaves_the_others_of_its_sweep(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    words = ["checkpoint=run", "benchmark.path=prompts.jsonl", "benchmark.limit=1", "decoding.max_new_tokens=8",
+    arguments = ["checkpoint=run", "benchmark.path=prompts.jsonl", "benchmark.limit=1", "decoding.max_new_tokens=8",
              "warm_up_tokens=4", "timing.questions=0", "decoding.nodes=0,6", "out=of_${decoding.nodes}"]  # fmt: skip
-    said = expect_error(monkeypatch, capsys, "evaluate.py", "-m", *words)
+    said = expect_error(monkeypatch, capsys, "evaluate.py", "-m", *arguments)
     assert said.startswith("evaluate.py: job 0: decoding.nodes must be an integer >= 1, got 0")
     assert (world / "of_6" / "1" / "report.json").is_file()
     assert not (world / "of_0").exists()
@@ -119,12 +119,12 @@ def test_a_sweep_prints_the_remaining_time(world, monkeypatch, capsys):
     """The clock, read twice per job, advances by ten minutes; of four jobs the first is finished, the second fails."""
     monkeypatch.chdir(world)
     ticks = iter(range(0, 10**6, 600))
-    words = ["-m", *train_args("run=timed", "data_seed=0", "drafter.frames=4")]
-    run_script(monkeypatch, "train.py", *words, "objective.labels=3")
+    arguments = ["-m", *train_args("run=timed", "data_seed=0", "drafter.frames=4")]
+    run_script(monkeypatch, "train.py", *arguments, "objective.labels=3")
     capsys.readouterr()
     monkeypatch.setattr(sweep_jobs.track_job.__wrapped__, "__defaults__", (lambda: next(ticks),))
     with pytest.raises(SystemExit):
-        run_script(monkeypatch, "train.py", *words, "objective.labels=3,5,2,1")
+        run_script(monkeypatch, "train.py", *arguments, "objective.labels=3,5,2,1")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sweep timed: ")]
     assert lines == [
         "sweep timed: 1 of 4 done",
@@ -148,13 +148,13 @@ def test_a_resumed_run_plans_the_steps_that_remain(world, monkeypatch, capsys):
 
 def test_a_stopped_sweep_continues(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    words = ["-m", *train_args("run=swept", "drafter.frames=3,4")]
-    run_script(monkeypatch, "train.py", *words)
+    arguments = ["-m", *train_args("run=swept", "drafter.frames=3,4")]
+    run_script(monkeypatch, "train.py", *arguments)
     whole = (world / "swept" / "sweep.csv").read_text()
     (world / "swept" / "sweep.csv").unlink()
     shutil.rmtree(world / "swept" / "1")
     capsys.readouterr()
-    run_script(monkeypatch, "train.py", *words)
+    run_script(monkeypatch, "train.py", *arguments)
     assert "swept/0 already has its 4 steps" in capsys.readouterr().out
     assert (world / "swept" / "sweep.csv").read_text() == whole
     said = expect_error(monkeypatch, capsys, "train.py", "-m", *train_args("run=swept", "drafter.frames=3,4", "seed=1"))
@@ -163,8 +163,8 @@ def test_a_stopped_sweep_continues(world, monkeypatch, capsys):
 
 def test_a_sweep_that_was_begun_with_old_names_continues(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    words = ["-m", *train_args("run=renamed", "drafter.frames=3,4")]
-    run_script(monkeypatch, "train.py", *words)
+    arguments = ["-m", *train_args("run=renamed", "drafter.frames=3,4")]
+    run_script(monkeypatch, "train.py", *arguments)
     for job in "01":
         config = world / "renamed" / job / "config.yaml"
         values = OmegaConf.load(config)
@@ -172,11 +172,11 @@ def test_a_sweep_that_was_begun_with_old_names_continues(world, monkeypatch, cap
         values.drafter.paths._target_ = "ctcdraft.drafters.paths.PrefixSearch"
         OmegaConf.save(values, config)
     capsys.readouterr()
-    run_script(monkeypatch, "train.py", *words)
+    run_script(monkeypatch, "train.py", *arguments)
     assert "renamed/1 already has its 4 steps" in capsys.readouterr().out
     assert not list((world / "renamed").glob("*/failed.json"))
     (world / "renamed" / "1" / "config.yaml").write_text("drafter: [")
-    assert "cannot read renamed/1/config.yaml" in expect_error(monkeypatch, capsys, "train.py", *words)
+    assert "cannot read renamed/1/config.yaml" in expect_error(monkeypatch, capsys, "train.py", *arguments)
 
 
 def test_a_resumed_run_is_planned_by_its_own_config(world, monkeypatch, capsys):

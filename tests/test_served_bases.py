@@ -120,7 +120,7 @@ def test_sliding_windows_in_every_mask(tmp_path, kind, changes):
         expected = stock(base, prompt, 12)
         ends = [at + 1 for at, token in enumerate(expected) if token in base.stop_token_ids]
         assert tuple(tokens) == expected[: ends[0] if ends else 12]
-    draft_model = DraftModel(base, folder, None, 5, DynamicTree(width=1, words=1)).eval()
+    draft_model = DraftModel(base, folder, None, 5, DynamicTree(width=1, children=1)).eval()
     drafts = generate(base, draft_model, PROMPT, EVERYTHING, frozenset(), 1)
     assert drafts.tokens == expected_tokens
     # As its own draft model the base drafts correctly: as many forward passes as an oracle of the same depth.

@@ -93,7 +93,7 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "adapt.weight": non_negative,
     "trace.questions": non_negative_int,
     "trace.tokens": partial(check_int, least=2),
-    "trace.words": positive_int,
+    "trace.tokens_per_frame": positive_int,
     "sizing.prompts": positive_int,
     "sizing.timed": positive_int,
     "sizing.timed_tokens": positive_int,

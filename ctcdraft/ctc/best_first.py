@@ -47,7 +47,7 @@ def best_first_search(
     log_probs_TC: Tensor,
     blank: int,
     nodes: int,
-    words_per_frame: int,
+    tokens_per_frame: int,
     stop_token_ids: Collection[int] = (),
     depth: int | None = None,
 ) -> tuple[list[int], list[int]]:
@@ -60,7 +60,7 @@ def best_first_search(
                                                   b 5/16   a b 1/8      b
                                                   a b 1/8  b a 1/8      a b
     """
-    probs = token_probabilities(log_probs_TC, blank, words_per_frame)
+    probs = token_probabilities(log_probs_TC, blank, tokens_per_frame)
     blank_T = probs.pop(blank)
     by_total_mass = sorted(((sum(probs_T), token, probs_T) for token, probs_T in probs.items()), reverse=True)
     depth = len(blank_T) if depth is None else min(depth, len(blank_T))
@@ -107,13 +107,13 @@ def extend_prefix(
     return PrefixNode(blank_mass_T, any_mass_T, token, mass, rank_key, number)
 
 
-def token_probabilities(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> dict[int, list[float]]:
+def token_probabilities(log_probs_TC: Tensor, blank: int, tokens_per_frame: int) -> dict[int, list[float]]:
     """Return float64 probabilities_T of the blank and of every frame's best tokens."""
     check_blank(log_probs_TC, blank)
-    size = min(words_per_frame + 1, log_probs_TC.shape[1])  # one more class replaces the blank
+    size = min(tokens_per_frame + 1, log_probs_TC.shape[1])  # one more class replaces the blank
     chosen = {blank}
     for best in log_probs_TC.topk(size, dim=1).indices.tolist():
-        chosen.update([token for token in best if token != blank][:words_per_frame])
+        chosen.update([token for token in best if token != blank][:tokens_per_frame])
     classes = list(chosen)
     return dict(zip(classes, log_probs_TC[:, classes].T.double().exp().tolist(), strict=True))
 

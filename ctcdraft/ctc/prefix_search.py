@@ -38,7 +38,7 @@ def prefix_search(
     log_probs_TC: Tensor,
     blank: int,
     nodes: int,
-    words_per_frame: int,
+    tokens_per_frame: int,
     stop_token_ids: Collection[int] = (),
     depth: int | None = None,
 ) -> Prefixes:
@@ -57,10 +57,10 @@ def prefix_search(
 
     Args:
         log_probs_TC: normalised over C.
-        words_per_frame: candidate tokens are the union of every frame's best so many; their probabilities are those
+        tokens_per_frame: candidate tokens are the union of every frame's best so many; their probabilities are those
             of the full distribution all the same.
     """
-    tokens_W = _candidate_tokens(log_probs_TC, blank, words_per_frame)
+    tokens_W = _candidate_tokens(log_probs_TC, blank, tokens_per_frame)
     probs_TW, blank_T = log_probs_TC[:, tokens_W].double().exp(), log_probs_TC[:, blank].double().exp()
     stops_S = tokens_W.new_tensor(list(stop_token_ids))
     depth = len(log_probs_TC) if depth is None else depth
@@ -68,14 +68,14 @@ def prefix_search(
 
 
 def static_prefix_search(
-    log_probs_TC: Tensor, blank: int, nodes: int, words_per_frame: int, stops_S: Tensor, depth: int
+    log_probs_TC: Tensor, blank: int, nodes: int, tokens_per_frame: int, stops_S: Tensor, depth: int
 ) -> RankedNodes:
     """Do a `prefix_search` of static shapes and without host synchronisation, for a CUDA graph.
 
     `drop_impossible` then asks for the number of nodes.
     """
     check_blank(log_probs_TC, blank)
-    few = min(words_per_frame, log_probs_TC.shape[1] - 1)
+    few = min(tokens_per_frame, log_probs_TC.shape[1] - 1)
     tokens_W = _top_tokens(log_probs_TC, blank, few).flatten().sort().values
     # A token that several frames choose is a candidate several times, all but the first with mass 0: how many different
     # ones there are is not known without asking the device.
@@ -99,7 +99,7 @@ def _search_levels(
     if nodes * width > MAX_CHILDREN:
         raise ValueError(
             f"{nodes} nodes times {width} tokens are more than the {MAX_CHILDREN} children a level can rank; "
-            "lower nodes or words_per_frame"
+            "lower nodes or tokens_per_frame"
         )
     stops_W = (tokens_W[:, None] == stops_S).any(1)
     runs_WTT, blank_runs_TT = run_products(probs_TW.T), run_products(blank_T)
@@ -137,30 +137,30 @@ def _search_levels(
     return select_nodes(tokens_R, rows_R, mass_R, nodes)
 
 
-def pruned_mass(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
+def pruned_mass(log_probs_TC: Tensor, blank: int, tokens_per_frame: int) -> Tensor:
     """Return the probability that an alignment uses a token that is no candidate of prefix_search.
 
-    One frame, p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, words_per_frame = 1  ->  1/4
+    One frame, p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, tokens_per_frame = 1  ->  1/4
     """
-    classes_W = F.pad(_candidate_tokens(log_probs_TC, blank, words_per_frame), (0, 1), value=blank)
+    classes_W = F.pad(_candidate_tokens(log_probs_TC, blank, tokens_per_frame), (0, 1), value=blank)
     return 1 - log_probs_TC[:, classes_W].double().exp().sum(1).prod().clamp(max=1)
 
 
-def _candidate_tokens(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
+def _candidate_tokens(log_probs_TC: Tensor, blank: int, tokens_per_frame: int) -> Tensor:
     """Return the union of every frame's best tokens, ascending."""
     check_blank(log_probs_TC, blank)
-    if words_per_frame < 1:
-        raise ValueError(f"words_per_frame must be >= 1, got {words_per_frame}")
+    if tokens_per_frame < 1:
+        raise ValueError(f"tokens_per_frame must be >= 1, got {tokens_per_frame}")
     classes = log_probs_TC.shape[1]
-    if words_per_frame >= classes - 1:
+    if tokens_per_frame >= classes - 1:
         all_C = torch.arange(classes, device=log_probs_TC.device)
         return torch.cat([all_C[:blank], all_C[blank + 1 :]])
-    return _top_tokens(log_probs_TC, blank, words_per_frame).unique()
+    return _top_tokens(log_probs_TC, blank, tokens_per_frame).unique()
 
 
-def _top_tokens(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
+def _top_tokens(log_probs_TC: Tensor, blank: int, tokens_per_frame: int) -> Tensor:
     """Return every frame's best tokens: where the blank is among the best classes, one more class replaces it."""
-    best_TW = log_probs_TC.topk(words_per_frame + 1, dim=1).indices
+    best_TW = log_probs_TC.topk(tokens_per_frame + 1, dim=1).indices
     return torch.where(best_TW[:, :-1] == blank, best_TW[:, -1:], best_TW[:, :-1])
 
 

@@ -40,7 +40,7 @@ REASONS = {
 class TraceFrames:
     """Frame probabilities of one decoding step, for W tokens and the blank."""
 
-    reads: str  # alignments, raw frames, transductions, or words: frame k proposes token k, a blank means nothing
+    reads: str  # alignments, raw frames, transductions, or tokens: frame k proposes token k, a blank means nothing
     tokens: tuple[int, ...]
     # K tables of T rows with the probabilities of these tokens and, last, of the blank. Table k is that of
     # label-conditioned frames after k accepted tokens; unconditioned frames have one table.
@@ -52,7 +52,7 @@ class TraceFrames:
 
     @property
     def is_aligned(self) -> bool:
-        return self.reads != "words"
+        return self.reads != "tokens"
 
     @property
     def frame_count(self) -> int:
@@ -119,11 +119,12 @@ class Trace:
 
 
 def trace_to_json(trace: Trace) -> str:
-    """Return a trace as JSON; `words` and `heard` are the file's keys of tokens and frame probabilities."""
+    """Return a trace as JSON. In the file `words` are tokens, and `heard` are the probabilities of frames."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, TraceFrames):
-            return {"reads": value.reads, "words": value.tokens, "heard": value.probs}
+            reads = "words" if value.reads == "tokens" else value.reads
+            return {"reads": reads, "words": value.tokens, "heard": value.probs}
         return vars(value)
 
     fields = {"words": trace.token_texts, "answers": trace.answers}
@@ -133,7 +134,9 @@ def trace_to_json(trace: Trace) -> str:
 def trace_from_json(text: str) -> Trace:
     def parse_step(fields: dict[str, Any]) -> TraceStep:
         frames = fields.pop("frames")
-        frames = frames and TraceFrames(frames["reads"], to_tuples(frames["words"]), to_tuples(frames["heard"]))
+        if frames:
+            reads = "tokens" if frames["reads"] == "words" else frames["reads"]
+            frames = TraceFrames(reads, to_tuples(frames["words"]), to_tuples(frames["heard"]))
         return TraceStep(**{key: to_tuples(value) for key, value in fields.items()}, frames=frames)
 
     fields = json.loads(text)

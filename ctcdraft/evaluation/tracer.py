@@ -35,7 +35,7 @@ class TraceSettings:
 
     questions: int  # of which the first turn is traced
     tokens: int  # most tokens of an answer
-    words: int  # most probable tokens to record of every frame and of the base model
+    tokens_per_frame: int  # most probable tokens to record of every frame and of the base model
 
     def trace_answers(
         self, setup: EvaluationSetup, prompts: Mapping[int, Prompt], progress: Progress | None = None
@@ -49,7 +49,7 @@ class TraceSettings:
                     continue
                 settings = setup.settings_of(name)
                 settings = replace(settings, max_new_tokens=min(self.tokens, settings.max_new_tokens))
-                tracer = Tracer(drafter, settings.verify, self.words)
+                tracer = Tracer(drafter, settings.verify, self.tokens_per_frame)
                 tokens, passes, noise = tracer.answer(setup.base, prompt_L, settings, turn_seed(setup.seed, index, 0))
                 pieces = token_pieces(tokenizer, tokens)
                 if progress is not None:
@@ -116,7 +116,7 @@ class Tracer:
         best_probs = map(round_significant, best.values.tolist())
         frames = None
         if self._last_frames is not None:
-            reads = getattr(self._tree_builder, "interprets_as", "words")
+            reads = getattr(self._tree_builder, "interprets_as", "tokens")
             accepted, required = [tokens[node] for node in path[1:]], {*tokens[1:], bonus}
             frames = TraceFrames(reads, *trace_frames(*self._last_frames, accepted, required, self.top_k))
         return TraceStep(

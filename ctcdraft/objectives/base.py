@@ -25,7 +25,7 @@ class Objective(Protocol):
 
     labels: S, the maximal number of labels of a window. An objective may also have `supervises`: "alignments" where a
     label may be at any frame, with blanks and repeats (CTC); "transductions" the same without merging of repeats;
-    "words" where label k is at frame k and the blank is not trained; "states" where the first frame predicts the
+    "tokens" where label k is at frame k and the blank is not trained; "states" where the first frame predicts the
     base's next hidden state.
     """
 
@@ -67,7 +67,7 @@ class WeightedSum:
         other = [f"{name} has {part.labels}" for name, part in parts.items() if part.labels != labels]
         if other:
             raise InputError(f"objective.labels={labels}, but {', '.join(other)}; set them equal in all parts of a sum")
-        if {"alignments", "transductions"} <= {getattr(part, "supervises", "words") for part in parts.values()}:
+        if {"alignments", "transductions"} <= {getattr(part, "supervises", "tokens") for part in parts.values()}:
             raise InputError(
                 f"objective.parts={', '.join(parts)} disagree: in some of them repeated frames merge, in others "
                 "they do not; sum ctc and prefix_ctc, or transducer and prefix_transducer"
@@ -78,8 +78,8 @@ class WeightedSum:
     @property
     def supervises(self) -> str:
         """What the strictest part supervises: hidden states need an EAGLE drafter, alignments train the blank."""
-        kinds = {getattr(part, "supervises", "words") for part in self.parts.values()}
-        return next(kind for kind in ("states", "transductions", "alignments", "words") if kind in kinds)
+        kinds = {getattr(part, "supervises", "tokens") for part in self.parts.values()}
+        return next(kind for kind in ("states", "transductions", "alignments", "tokens") if kind in kinds)
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         losses = {name: part(emissions, batch) for name, part in self.parts.items()}

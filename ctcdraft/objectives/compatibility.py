@@ -23,7 +23,7 @@ def describe_reading(objective: Objective, drafter: DraftHead, frames: int) -> s
             "not make; objective=eagle and eagle_ctc are for drafter=eagle"
         )
     refuse_incompatible(objective, frame_tree)
-    if supervises == "words" and frames > objective.labels and drafter.per_frame_weights:
+    if supervises == "tokens" and frames > objective.labels and drafter.per_frame_weights:
         raise InputError(
             f"the objective trains frame k on label k, so {frames - objective.labels} of {frames} frames would "
             f"learn nothing; set objective.labels={frames} or drafter.frames={objective.labels}"
@@ -57,7 +57,7 @@ def refuse_incompatible(objective: Any, frame_tree: Any) -> None:
             f"the objective lets repeated frames merge into one token, but {name} takes each for a token of its own; "
             "use objective=transducer or prefix_transducer (or drafter/tree=prefix_search)"
         )
-    if supervises == "words" and interprets_as in ("alignments", "transductions"):
+    if supervises == "tokens" and interprets_as in ("alignments", "transductions"):
         raise InputError(
             f"the objective trains frame k on label k and leaves the blank untrained, but {name} sums over "
             "alignments with blanks; use drafter/tree=per_frame (or collapse, for Table 2's row)"
@@ -71,7 +71,7 @@ def mismatch(objective: Any, frame_tree: Any) -> str | None:
     as_trained = supervises == interprets_as or (supervises, interprets_as) == ("alignments", "raw frames")
     if None in (supervises, interprets_as) or as_trained:
         return None
-    published = (supervises, interprets_as) in (("words", "raw frames"), ("alignments", "words"))
+    published = (supervises, interprets_as) in (("tokens", "raw frames"), ("alignments", "tokens"))
     as_in = ", as in Table 2 of the paper" if published else ""
     return f"trained as {supervises} but read as {interprets_as} by {type(frame_tree).__name__}: a mismatch{as_in}"
 

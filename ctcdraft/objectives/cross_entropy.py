@@ -14,7 +14,7 @@ class CrossEntropy(DecayedObjective):
     outside a draft vocabulary are left out of the mean, and their share is a metric.
     """
 
-    supervises = "words"
+    supervises = "tokens"
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)

@@ -22,7 +22,7 @@ class Distill(DecayedObjective):
     hidden states are in the batch, so there is no further forward pass. As in cross-entropy there is no blank.
     """
 
-    supervises = "words"
+    supervises = "tokens"
 
     def __init__(self, labels: int, decay: float, distance: Distance) -> None:
         super().__init__(labels, decay)

@@ -21,16 +21,16 @@ class Eagle:
     """Regression of hidden states and cross-entropy of tokens (Li et al. 2024, section 4.2).
 
     Args:
-        states: weight of the smooth L1 distance from the base's hidden state at the root.
-        words: weight of the cross-entropy with the base's distribution there.
+        hidden_states: weight of the smooth L1 distance from the base's hidden state at the root.
+        tokens: weight of the cross-entropy with the base's distribution there.
     """
 
     supervises = "states"
 
-    def __init__(self, labels: int, states: float, words: float) -> None:
+    def __init__(self, labels: int, hidden_states: float, tokens: float) -> None:
         self.labels = check_int(labels, "objective.labels")
-        self.states = check_float(states, "objective.states")
-        self.words = check_float(words, "objective.words")
+        self.hidden_states = check_float(hidden_states, "objective.hidden_states")
+        self.tokens = check_float(tokens, "objective.tokens")
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, 1)
@@ -51,9 +51,9 @@ class Eagle:
         predicted_BAD, base_BAD = emissions.states_BATD[:, :, 0].float(), base_BA1D[:, :, 0].float()
         regression_BA = F.smooth_l1_loss(predicted_BAD, base_BAD, reduction="none").mean(dim=-1)
         cross_entropy_BA1 = emissions.map_label_frames(token_cross_entropy, batch.labels_BAS[..., :1], base_BA1D)
-        states, words = masked_mean(regression_BA, real_BA), masked_mean(cross_entropy_BA1[..., 0], real_BA)
-        value = self.states * states + self.words * words
-        return Loss(value, {"loss": value.detach(), "states": states.detach(), "words": words.detach()})
+        states, tokens = masked_mean(regression_BA, real_BA), masked_mean(cross_entropy_BA1[..., 0], real_BA)
+        value = self.hidden_states * states + self.tokens * tokens
+        return Loss(value, {"loss": value.detach(), "states": states.detach(), "words": tokens.detach()})
 
 
 class EagleCTC:
@@ -69,10 +69,10 @@ class EagleCTC:
     supervises = "states"
     BLANK = 0  # a token like any other in that code, so windows with it as a label are left out
 
-    def __init__(self, labels: int, frames: int, states: float, words: float, ctc: float) -> None:
+    def __init__(self, labels: int, frames: int, hidden_states: float, tokens: float, ctc: float) -> None:
         if check_int(labels, "objective.labels") > check_int(frames, "objective.frames"):
             raise InputError(f"objective.frames must be >= objective.labels={labels}, got {frames}")
-        self.eagle = Eagle(1, states, words)
+        self.eagle = Eagle(1, hidden_states, tokens)
         self.labels = max(labels, frames - 1)  # the last frame has read frames - 1 labels
         self.label_count = labels
         self.frames = frames

@@ -161,7 +161,7 @@ def describe_disk(trained: int) -> str:
 def count_windows(base: BaseLM, objective: Objective, batches: Batches, frames: int) -> tuple[int, float]:
     """Return the number of windows and the share whose labels fit the frames; raise InputError if there is none."""
     # Where frames do not merge, equal neighbouring labels need no blank between them.
-    unmerged = getattr(objective, "supervises", None) in ("transductions", "words")
+    unmerged = getattr(objective, "supervises", None) in ("transductions", "tokens")
     needed = ctc_forward.transducer_frames_needed if unmerged else frames_needed
     windows, feasible = feasible_share(batches.rows, batches.labels, frames, needed)
     if not windows:

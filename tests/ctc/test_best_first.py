@@ -69,9 +69,9 @@ def test_ties_are_broken_as_the_truth_breaks_them(seed):
 def test_the_vectorised_twin(seed):
     """Frames as wide as real ones: flat and sharp, with and without ties, few tokens per frame, in float32."""
     log_probs_TC = frames(seed, 1 + seed % 8, 60, sharp=(0.0, 1.0, 3.0, 6.0)[seed % 4], zeros=(seed % 3) / 5).float()
-    for nodes, words_per_frame, stops, depth in [(7, 16, (3, 8), None), (15, 4, (), 3), (31, 16, (5,), None)]:
-        twin = prefix_search(log_probs_TC, 59, nodes, words_per_frame, stops, depth)
-        few = best_first_search(log_probs_TC, 59, nodes, words_per_frame, stops, depth)
+    for nodes, tokens_per_frame, stops, depth in [(7, 16, (3, 8), None), (15, 4, (), 3), (31, 16, (5,), None)]:
+        twin = prefix_search(log_probs_TC, 59, nodes, tokens_per_frame, stops, depth)
+        few = best_first_search(log_probs_TC, 59, nodes, tokens_per_frame, stops, depth)
         assert few == (twin.tokens_N.tolist(), twin.parents_N.tolist())
 
 

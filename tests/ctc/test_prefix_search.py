@@ -35,7 +35,7 @@ def assert_same(prefixes, truth):
 
 
 def test_search_by_hand():
-    prefixes = prefix_search(EXAMPLE_TC, blank=2, nodes=3, words_per_frame=2)
+    prefixes = prefix_search(EXAMPLE_TC, blank=2, nodes=3, tokens_per_frame=2)
     assert texts_of(prefixes) == [(0,), (1,), (0, 1)]
     assert prefixes.log_probs_N.exp().tolist() == pytest.approx([5 / 8, 5 / 16, 1 / 8])
 
@@ -43,7 +43,7 @@ def test_search_by_hand():
 def test_a_repeat_needs_a_blank_between():
     """5 0 5 is the only alignment of 5 5 in three frames."""
     sure_TC = torch.tensor([[0.0, 1.0], [0.25, 0.75], [0.0, 1.0]], dtype=torch.float64).log()
-    prefixes = prefix_search(sure_TC, blank=0, nodes=8, words_per_frame=1)
+    prefixes = prefix_search(sure_TC, blank=0, nodes=8, tokens_per_frame=1)
     assert texts_of(prefixes) == [(1,), (1, 1)]
     assert prefixes.log_probs_N.exp().tolist() == pytest.approx([1, 1 / 4])
 
@@ -54,7 +54,7 @@ def test_every_alignment(seed, nodes):
     """All tokens: the same nodes in the same order, wherever the blank sits and whatever is impossible."""
     frames, classes, blank = 1 + seed % 5, 2 + seed % 3, seed % 2
     log_probs_TC = random_frames(seed, frames, classes, zeros=(seed % 4) / 5)
-    prefixes = prefix_search(log_probs_TC, blank, nodes, words_per_frame=classes + 3)
+    prefixes = prefix_search(log_probs_TC, blank, nodes, tokens_per_frame=classes + 3)
     assert_same(prefixes, slow_prefix_search(log_probs_TC.exp().tolist(), blank, nodes))
 
 
@@ -69,7 +69,7 @@ def test_ties_are_broken_the_same_way(seed):
     thirds_TC = torch.tensor([[1 / 3, 1 / 3, 0, 1 / 3]] * 4, dtype=torch.float64)
     for probs_TC, nodes in itertools.product((uniform_TC, eighths_TC, thirds_TC), (2, 5, 11)):
         log_probs_TC = probs_TC.log()
-        prefixes = prefix_search(log_probs_TC, seed % 4, nodes, words_per_frame=3)
+        prefixes = prefix_search(log_probs_TC, seed % 4, nodes, tokens_per_frame=3)
         truth = slow_prefix_search(log_probs_TC.exp().tolist(), seed % 4, nodes)
         assert_same(prefixes, truth)
 
@@ -91,7 +91,7 @@ def test_restricted_tokens(seed):
 
 
 def test_pruned_mass_by_hand():
-    assert pruned_mass(EXAMPLE_TC[:1], blank=2, words_per_frame=1).item() == pytest.approx(1 / 4)
+    assert pruned_mass(EXAMPLE_TC[:1], blank=2, tokens_per_frame=1).item() == pytest.approx(1 / 4)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -170,9 +170,9 @@ def test_bad_requests_are_refused_in_a_sentence():
         prefix_search(EXAMPLE_TC, 3, 4, 2)
     with pytest.raises(ValueError, match="blank is class -1, but the frames have classes 0 to 2"):
         exact_next_label_distribution(EXAMPLE_TC, -1, [0])
-    with pytest.raises(ValueError, match="words_per_frame must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="tokens_per_frame must be >= 1, got 0"):
         prefix_search(EXAMPLE_TC, 2, 4, 0)
-    with pytest.raises(ValueError, match="lower nodes or words_per_frame"):
+    with pytest.raises(ValueError, match="lower nodes or tokens_per_frame"):
         prefix_search(EXAMPLE_TC, 2, 1 << 24, 2)
 
 

@@ -32,13 +32,13 @@ class TableStepFunction:
         return torch.tensor([self.distribution(text) for text in self.texts], dtype=torch.float64).log()
 
 
-def random_distributions(seed, words=6, zeros=0):
+def random_distributions(seed, vocabulary=6, zeros=0):
     """Return fixed random next-token probabilities for every text; `zeros` tokens are impossible."""
 
     def distribution(text):
         rng = torch.Generator().manual_seed(hash((seed, text)) % 2**31)
-        weights = torch.rand(words, generator=rng, dtype=torch.float64) ** 3
-        weights[torch.randperm(words, generator=rng)[:zeros]] = 0
+        weights = torch.rand(vocabulary, generator=rng, dtype=torch.float64) ** 3
+        weights[torch.randperm(vocabulary, generator=rng)[:zeros]] = 0
         return (weights / weights.sum()).tolist()
 
     return distribution
@@ -55,14 +55,14 @@ def test_the_best_texts_are_those_of_a_best_first_search(seed, count, depth):
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("width", "words"), [(1, 1), (1, 3), (2, 2), (3, 10)])
-def test_a_limited_tree_equals_eagle_2(seed, width, words):
+@pytest.mark.parametrize(("width", "children"), [(1, 1), (1, 3), (2, 2), (3, 10)])
+def test_a_limited_tree_equals_eagle_2(seed, width, children):
     distribution, stops = random_distributions(seed, zeros=seed % 2), (1,) if seed % 2 else ()
     step_function = TableStepFunction(distribution)
-    tree = DynamicTree(width, words)(step_function, TreeRequest(ROOT, 4, 12, stops))
+    tree = DynamicTree(width, children)(step_function, TreeRequest(ROOT, 4, 12, stops))
     # Nodes that end keep their rows, as shapes are fixed, but no level has more than `width` rows.
     assert step_function.rows <= 1 + 3 * width
-    assert texts(tree) == list(slow_eagle2(distribution, 4, 11, width, words, stops))
+    assert texts(tree) == list(slow_eagle2(distribution, 4, 11, width, children, stops))
 
 
 def test_an_example_by_hand():

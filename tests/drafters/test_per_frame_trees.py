@@ -18,9 +18,9 @@ from ctcdraft.nn.transformer import BlockConfig
 ROOT = torch.tensor(1)
 
 
-def frames(seed: int, count: int = 3, words: int = 4) -> torch.Tensor:
+def frames(seed: int, count: int = 3, vocabulary: int = 4) -> torch.Tensor:
     rng = torch.Generator().manual_seed(seed)
-    return (2 * torch.randn(count, words + 1, generator=rng)).log_softmax(-1)
+    return (2 * torch.randn(count, vocabulary + 1, generator=rng)).log_softmax(-1)
 
 
 def texts_of(tree) -> list[tuple[int, ...]]:

@@ -66,7 +66,7 @@ class ArgmaxAsSampled(SampledFrames):
 @pytest.fixture(scope="module")
 def base():
     """A vocabulary of four, hence 64 texts of three tokens."""
-    return BaseLM(random_lm(vocabulary=WORDS, context=32, seed=2, eos_token_id=3), tiny_tokenizer(), "four-words")
+    return BaseLM(random_lm(vocabulary=WORDS, context=32, seed=2, eos_token_id=3), tiny_tokenizer(), "four-tokens")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def exact(base):
         for text in itertools.product(range(WORDS), repeat=3):
             logits = base.lm(torch.tensor([[*PROMPT.tolist(), *text]])).logits[0].double()
             rows = (logits / TEMPERATURE).softmax(-1)[len(PROMPT) - 1 :]
-            truth.append(float(torch.stack([rows[step, word] for step, word in enumerate(text)]).prod()))
+            truth.append(float(torch.stack([rows[step, token] for step, token in enumerate(text)]).prod()))
     assert sum(truth) == pytest.approx(1)
     return truth
 
@@ -183,11 +183,11 @@ def test_chains_have_the_probability_of_their_texts():
 
 def test_chains_share_nodes_and_keep_their_order():
     """Chains a b, a end, c d: node 1 was sampled twice after the root, then node 3."""
-    words = torch.tensor([[0, 1], [0, NO_TOKEN], [2, 3]])
+    tokens = torch.tensor([[0, 1], [0, NO_TOKEN], [2, 3]])
     probs = torch.arange(24, dtype=torch.float64).reshape(3, 2, 4) / 100
     probs[1, 0] = probs[2, 0] = probs[0, 0]
     probs[1, 1] = probs[0, 1]
-    tree = merge_chains(torch.tensor(9), words, probs, torch.ones(3, 2, dtype=torch.bool))
+    tree = merge_chains(torch.tensor(9), tokens, probs, torch.ones(3, 2, dtype=torch.bool))
     assert tree.tokens_N.tolist() == [9, 0, 1, 2, 3]
     assert tree.parents_N.tolist() == [-1, 0, 1, 0, 3]
     assert tree.sampled_nodes_NK.tolist() == [[1, 1, 3], [2, NO_TOKEN, -1], [-1] * 3, [-1, -1, 4], [-1] * 3]

@@ -30,7 +30,7 @@ def slow_choices(distribution, choices, depth, stops, along_greedy_path):
         if above is None or len(choice) > depth or (above and above[-1] in stops):
             continue
         p = distribution(greedy[len(choice) - 1] if along_greedy_path else above)
-        ranked = sorted(range(len(p)), key=lambda word: -p[word])
+        ranked = sorted(range(len(p)), key=lambda token: -p[token])
         if choice[-1] < len(p) and p[ranked[choice[-1]]] > 0:
             texts_by_choice[choice] = (*above, ranked[choice[-1]])
     return list(texts_by_choice.values())[1:]
@@ -40,7 +40,7 @@ def slow_choices(distribution, choices, depth, stops, along_greedy_path):
 @pytest.mark.parametrize("nodes", [2, 7, 20, 64])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_choice_has_its_token(kind, nodes, seed):
-    distribution, stops = random_distributions(seed, words=12, zeros=4 * (seed % 2)), (3,) if seed > 1 else ()
+    distribution, stops = random_distributions(seed, vocabulary=12, zeros=4 * (seed % 2)), (3,) if seed > 1 else ()
     for depth in (1, 3, 6):
         step_function = TableStepFunction(distribution)
         tree = kind(MEDUSA63)(step_function, TreeRequest(ROOT, depth, nodes, stops))

@@ -141,7 +141,7 @@ def test_invalid_contestants_are_refused(entry, given, sentence):
     "wrong",
     [
         *("seed=-1", "seed=abc", "threads=0", "threads=two", "warm_up_tokens=-1", "timing.questions=1.5"),
-        *("trace.questions=-1", "trace.tokens=1", "trace.words=0", "sizing.prompts=0", "sizing.repeats=0"),
+        *("trace.questions=-1", "trace.tokens=1", "trace.tokens_per_frame=0", "sizing.prompts=0", "sizing.repeats=0"),
     ],
 )
 def test_values_out_of_range_are_refused(entry, wrong):
@@ -189,7 +189,7 @@ def test_identity_is_weights_and_yaml(entry, run_directory, base, tmp_path, monk
     wider = tmp_path / "wider"
     shutil.copytree(run_directory, wider)
     config = OmegaConf.load(wider / "config.yaml")
-    config.drafter.tree.words_per_frame += 1
+    config.drafter.tree.tokens_per_frame += 1
     OmegaConf.save(config, wider / "config.yaml")
     assert build_contestant(resolve(str(wider)), base).identity != one.identity
 

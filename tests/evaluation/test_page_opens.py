@@ -134,7 +134,7 @@ def test_long_values_wrap(browser, demo, tmp_path):
     report["environment"]["command"] = "python evaluate.py contestants=[" + "runs/one_of_many," * 20 + "]"
     (tmp_path / "report.json").write_text(json.dumps(report))
     seen = trace_from_json((demo / "explorer.json").read_text())
-    texts = {word: f"{text}ward" for word, text in seen.token_texts.items()}
+    texts = {token: f"{text}ward" for token, text in seen.token_texts.items()}
     wide = [replace(one, passes=tuple(map(widened, one.passes))) for one in seen.answers]
     (tmp_path / "explorer.json").write_text(trace_to_json(Trace(texts, tuple(wide))))
     assert measured(rebuild_page(tmp_path), browser, tmp_path)["cut"] == []

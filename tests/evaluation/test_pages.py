@@ -26,7 +26,7 @@ from ctcdraft.report.html import files
 from ctcdraft.report.html.explorer import TokenLabels, frame_rows, initial_step, most_informative, sorted_answers
 from ctcdraft.report.html.render import format_percent, render
 
-EXPLORER = TraceSettings(questions=2, tokens=12, words=3)
+EXPLORER = TraceSettings(questions=2, tokens=12, tokens_per_frame=3)
 VOID = ("meta", "br")
 # Clicks and key presses of a reader, and what is visible after each, as JSON in the page's title.
 VISIT = """
@@ -308,7 +308,7 @@ def evil(tmp_path_factory):
     path = tmp_path_factory.mktemp("evil")
     setup = make_setup(base := random_base(context=1024))
     setup.contestants.update({name: head(base, PrefixSearch(16)) for name in EVIL})
-    prompts = [Prompt(f"{word}{number}", word, (word, word), word) for number, word in enumerate(EVIL[:2])]
+    prompts = [Prompt(f"{text}{number}", text, (text, text), text) for number, text in enumerate(EVIL[:2])]
     evaluate_to(path, make_evaluation(setup, prompts), trace=EXPLORER)
     seen = trace_from_json((path / "explorer.json").read_text())
     answers = tuple(
@@ -326,10 +326,10 @@ def dumped(browser, page):
     return done.stdout
 
 
-@pytest.mark.parametrize("word", EVIL)
-def test_in_a_browser_this_markup_runs_where_nothing_escapes_it(browser, tmp_path, word):
+@pytest.mark.parametrize("text", EVIL)
+def test_in_a_browser_this_markup_runs_where_nothing_escapes_it(browser, tmp_path, text):
     """Otherwise the next test would prove nothing."""
-    (tmp_path / "page.html").write_text(f'<title>mine</title><p title="{word}">{word.removeprefix("<!--")}</p>')
+    (tmp_path / "page.html").write_text(f'<title>mine</title><p title="{text}">{text.removeprefix("<!--")}</p>')
     assert "owned</title>" in dumped(browser, tmp_path / "page.html")
 
 
@@ -343,7 +343,7 @@ def test_in_a_browser_names_prompts_and_answers_stay_text(evil, browser):
     assert not {name for name, *_ in page.elements} & {"img", "iframe", "object", "embed"}
     assert not [key for _, attributes, _ in page.elements for key in attributes if key.startswith("on")]
     shown = [" ".join(text) for _, _, text in page.elements]
-    assert all(any(word in text for text in shown) for word in EVIL)
+    assert all(any(text in text for text in shown) for text in EVIL)
 
 
 def test_templates_escape_text():
@@ -365,14 +365,14 @@ def test_the_blank_is_shown_of_ctc_frames_alone(evaluated):
     )
     *rows, last = frame_rows(frames, 0, TokenLabels({}))
     assert [label for label, _ in last] == ["\N{GREEK SMALL LETTER EPSILON}"] * frames.frame_count
-    assert frame_rows(replace(frames, reads="words"), 0, TokenLabels({})) == rows
+    assert frame_rows(replace(frames, reads="tokens"), 0, TokenLabels({})) == rows
 
 
 def test_sampled_drafts_can_be_traced(tmp_path):
     setup = make_setup(base := random_base(), temperature=1.0)
     setup.contestants.update(sampled=head(base, SampledTokens(2)))
     (answer,) = [one for one in EXPLORER.trace_answers(setup, {0: PROMPTS[0]}).answers if one.contestant == "sampled"]
-    assert {step.frames.reads for step in answer.passes} == {"words"}
+    assert {step.frames.reads for step in answer.passes} == {"tokens"}
 
 
 def test_a_folder_without_a_report_is_one_sentence(tmp_path):

@@ -70,9 +70,9 @@ def make_step(drafts, bonus, trace=None, accepted=None, depth=6, committed=None,
         (make_step([], C, depth=0), ALL_ACCEPTED),
         (make_step([A, B], B, frames(A, B), accepted=1), REJECTED_BY_VERIFIER),
         # Read per frame, frame k proposes token k and the blank means nothing.
-        (make_step([A], B, frames(A, B, reads="words")), NOT_IN_TREE),
-        (make_step([A, B], C, frames(A, B, C, reads="words"), accepted=1), WRONG_TOKEN),
-        (make_step([A], B, frames(A, _, A, reads="words", sure=0.7)), WRONG_TOKEN),
+        (make_step([A], B, frames(A, B, reads="tokens")), NOT_IN_TREE),
+        (make_step([A, B], C, frames(A, B, C, reads="tokens"), accepted=1), WRONG_TOKEN),
+        (make_step([A], B, frames(A, _, A, reads="tokens", sure=0.7)), WRONG_TOKEN),
         # Without frames there is only the tree.
         (make_step([A, B], C, accepted=1), WRONG_TOKEN),
         (make_step([A, B], C), ALL_ACCEPTED),

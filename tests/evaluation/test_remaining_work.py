@@ -15,7 +15,7 @@ from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 from ctcdraft.evaluation.tracer import Tracer, TraceSettings
 from ctcdraft.progress import Progress
 
-EXPLORER = TraceSettings(questions=1, tokens=4, words=2)
+EXPLORER = TraceSettings(questions=1, tokens=4, tokens_per_frame=2)
 
 
 class Slow:

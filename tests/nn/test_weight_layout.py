@@ -20,13 +20,13 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words = nn.Embedding(9, 4)
+        self.embedding = nn.Embedding(9, 4)
         self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4, bias=False)
         self.head = nn.Linear(4, 9, bias=False)
-        self.head.weight = self.words.weight
+        self.head.weight = self.embedding.weight
 
     def forward(self, tokens_L):
-        return self.head(self.down(self.up(self.words(tokens_L)).relu()))
+        return self.head(self.down(self.up(self.embedding(tokens_L)).relu()))
 
 
 def is_column_major(layer):
@@ -39,8 +39,8 @@ def test_outputs_and_values_do_not_change():
     to_column_major_(model)
     assert is_column_major(model.up)
     assert is_column_major(model.down)
-    assert model.head.weight is model.words.weight
-    assert model.words.weight.is_contiguous()
+    assert model.head.weight is model.embedding.weight
+    assert model.embedding.weight.is_contiguous()
     assert torch.allclose(model(tokens_L), before, atol=1e-6)
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
 

@@ -14,9 +14,9 @@ from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.objectives.ctc import CTC
 
 
-def emissions(frames: int = 5, words: int = 9, width: int = 6) -> Emissions:
+def emissions(frames: int = 5, vocabulary: int = 9, width: int = 6) -> Emissions:
     torch.manual_seed(0)
-    head = BlankHead(nn.Linear(width, words, bias=False).requires_grad_(False), width)
+    head = BlankHead(nn.Linear(width, vocabulary, bias=False).requires_grad_(False), width)
     head.blank_D.data.normal_()
     return Emissions(torch.randn(2, 7, frames, width, requires_grad=True), head)
 
@@ -26,10 +26,10 @@ def batch(labels, lengths) -> Batch:
     return Batch(unused, unused, unused, unused, labels, lengths, unused)
 
 
-def windows(words: int = 9, most: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+def windows(vocabulary: int = 9, most: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     rng = torch.Generator().manual_seed(2)
     lengths = torch.randint(0, most + 1, (2, 7), generator=rng)
-    labels = torch.randint(0, words, (2, 7, most), generator=rng)
+    labels = torch.randint(0, vocabulary, (2, 7, most), generator=rng)
     return labels.masked_fill(torch.arange(most) >= lengths[..., None], -1), lengths
 
 

@@ -40,19 +40,19 @@ def real_anchors(batch, least=1):
 @torch.no_grad()
 def test_both_terms_equal_a_loop(base, tmp_path):
     batch, emissions = emitted(base, tmp_path, labels=1)
-    states, words, count = 0.0, 0.0, 0
+    states, tokens, count = 0.0, 0.0, 0
     for row, place, anchor in real_anchors(batch):
         predicted, true = emissions.states_BATD[row, place, 0], batch.states_BLD[row, anchor + 1]
         difference = (predicted - true).abs()
         states += float(torch.where(difference < 1, difference**2 / 2, difference - 0.5).mean())
         distribution = base.head(true).softmax(dim=-1)
-        words -= float((distribution * base.head(predicted).log_softmax(dim=-1)).sum())
+        tokens -= float((distribution * base.head(predicted).log_softmax(dim=-1)).sum())
         count += 1
     loss = Eagle(1, 1.0, 0.1)(emissions, batch)
     assert count > 20
     assert float(loss.metrics["states"]) == pytest.approx(states / count, rel=1e-4)
-    assert float(loss.metrics["words"]) == pytest.approx(words / count, rel=1e-4)
-    assert float(loss.value) == pytest.approx((states + 0.1 * words) / count, rel=1e-4)
+    assert float(loss.metrics["words"]) == pytest.approx(tokens / count, rel=1e-4)
+    assert float(loss.value) == pytest.approx((states + 0.1 * tokens) / count, rel=1e-4)
 
 
 @torch.no_grad()

@@ -26,9 +26,9 @@ TRAINER_VALUES = [
 OTHER_VALUES = ["seed=abc", "seed=-1", "seed=1.5", "seed=null", "decoding.top_p=2", "drafter.frames=0", "plan.flops=0"]
 PART_VALUES = [
     "objective.labels=abc", "objective.labels=2.5", "objective=prefix_ctc objective.decay=abc",
-    "objective=sum objective.weights.distill=abc", "objective=eagle objective.states=abc",
+    "objective=sum objective.weights.distill=abc", "objective=eagle objective.hidden_states=abc",
     "objective=eagle_ctc objective.frames=abc", "drafter.body.blocks=abc", "drafter=medusa drafter.body.blocks=0",
-    "drafter=blockwise drafter.body.inner=abc", "drafter=blockwise drafter.tree.words=0",
+    "drafter=blockwise drafter.body.inner=abc", "drafter=blockwise drafter.tree.children=0",
     "drafter=ctc_gru drafter.correction.rank=2.5", "drafter=eagle drafter.noise=abc",
     "drafter=hydra drafter.layers=abc", "drafter=eagle drafter.tree.width=abc",
     "hidden_states=offline hidden_states.limit_gb=abc", 
@@ -42,10 +42,10 @@ def base():
     return random_base(context=64)
 
 
-def compose_train(*words):
+def compose_train(*arguments):
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
-        return compose("train", overrides=["device=cpu", *words])
+        return compose("train", overrides=["device=cpu", *arguments])
 
 
 def input_error(call):
@@ -62,16 +62,16 @@ def shipped():
     return compose_train()
 
 
-@pytest.mark.parametrize("word", [*(f"trainer.{word}" for word in TRAINER_VALUES), *OTHER_VALUES])
-def test_a_single_value_out_of_range(shipped, word):
-    config = OmegaConf.merge(shipped, OmegaConf.from_dotlist([word]))
-    assert input_error(lambda: check_config(config)).startswith(f"{word.split('=')[0]} must be ")
+@pytest.mark.parametrize("argument", [*(f"trainer.{argument}" for argument in TRAINER_VALUES), *OTHER_VALUES])
+def test_a_single_value_out_of_range(shipped, argument):
+    config = OmegaConf.merge(shipped, OmegaConf.from_dotlist([argument]))
+    assert input_error(lambda: check_config(config)).startswith(f"{argument.split('=')[0]} must be ")
 
 
-@pytest.mark.parametrize("word", ["adapt.rank=0", "adapt.alpha=a", "adapt.learning_rate=0", "adapt.weight=-1"])
-def test_a_value_of_lora_out_of_range(word):
-    config = compose_train("adapt=lora", word)
-    assert input_error(lambda: check_config(config)).startswith(f"{word.split('=')[0]} must be ")
+@pytest.mark.parametrize("argument", ["adapt.rank=0", "adapt.alpha=a", "adapt.learning_rate=0", "adapt.weight=-1"])
+def test_a_value_of_lora_out_of_range(argument):
+    config = compose_train("adapt=lora", argument)
+    assert input_error(lambda: check_config(config)).startswith(f"{argument.split('=')[0]} must be ")
 
 
 def test_shipped_experiments_pass(shipped):
@@ -86,10 +86,10 @@ def test_shipped_experiments_pass(shipped):
     assert sentences == {}
 
 
-@pytest.mark.parametrize("words", PART_VALUES)
-def test_a_part_refuses_a_value_out_of_range(base, words):
-    config = compose_train(*words.split())
-    key = words.split()[-1].split("=")[0]
+@pytest.mark.parametrize("arguments", PART_VALUES)
+def test_a_part_refuses_a_value_out_of_range(base, arguments):
+    config = compose_train(*arguments.split())
+    key = arguments.split()[-1].split("=")[0]
     part = key.split(".")[0]
     make = {
         "objective": lambda: instantiate(config.objective),

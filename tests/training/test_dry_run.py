@@ -115,9 +115,9 @@ def test_hours_are_those_of_the_batches_of_one_process():
 
 def time_of(plan):
     """Hours with hidden_states=online and with offline."""
-    words = plan.split("time        about ")[1].replace(",", "").split()
-    assert (words[1], words[5]) == ("hours", "hours")
-    return float(words[0]), float(words[4])
+    parts = plan.split("time        about ")[1].replace(",", "").split()
+    assert (parts[1], parts[5]) == ("hours", "hours")
+    return float(parts[0]), float(parts[4])
 
 
 def test_incompatible_drafter_and_objective_are_refused_on_the_meta_device_too():

@@ -46,7 +46,11 @@ OBJECTIVES = {
     "distill": Distill(3, 0.8, kl),
     "sum": WeightedSum(3, {"ctc": CTC(3), "distill": Distill(3, 0.8, kl)}, {"ctc": 1.0, "distill": 0.5}),
 }
-READ = {"alignments": (PrefixSearch(16), 6), "transductions": (TransducerSearch(), 6), "words": (PerFrameTree(None), 3)}
+READ = {
+    "alignments": (PrefixSearch(16), 6),
+    "transductions": (TransducerSearch(), 6),
+    "tokens": (PerFrameTree(None), 3),
+}
 CORRECTIONS = {"none": None, "markov": partial(MarkovCorrection, rank=8), "gru": partial(GRUCorrection, rank=8)}
 CELLS = [("attention", objective, correction) for objective in OBJECTIVES for correction in CORRECTIONS]
 CELLS += [
@@ -74,7 +78,7 @@ def test_every_parameter_trains_and_decoding_stays_lossless(base, tmp_path, body
     losses = [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
     assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
     still = {name for name, value in drafter.trainable_state_dict().items() if torch.equal(value, before[name])}
-    assert still == ({"head.blank_D", "head.blank_bias"} if objective.supervises == "words" else set())
+    assert still == ({"head.blank_D", "head.blank_bias"} if objective.supervises == "tokens" else set())
     prompt = torch.arange(10, 16)
     truth = generate(base, Autoregressive(base), prompt, DECODING, base.stop_token_ids, 0).tokens
     assert generate(base, drafter.eval(), prompt, DECODING, base.stop_token_ids, 0).tokens == truth

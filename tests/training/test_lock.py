@@ -69,24 +69,24 @@ def test_the_lock_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["resume=busy"], train_args("run=busy", "overwrite=true"), train_args("run=fresh")],
+    "arguments", [["resume=busy"], train_args("run=busy", "overwrite=true"), train_args("run=fresh")],
     ids=["resume", "overwrite", "fresh start"],
 )  # fmt: skip
-def test_neither_a_resume_nor_a_start_runs_in_a_locked_directory(world, monkeypatch, capsys, held, words):
+def test_neither_a_resume_nor_a_start_runs_in_a_locked_directory(world, monkeypatch, capsys, held, arguments):
     """Fresh start: the other process is still preparing its corpus."""
     monkeypatch.chdir(world)
-    place = Path("fresh" if "run=fresh" in words else "busy")
+    place = Path("fresh" if "run=fresh" in arguments else "busy")
     if place.name == "busy" and not place.exists():
         run_script(monkeypatch, "train.py", *train_args("run=busy"))
     child = held(world / place)
     before = {file.name: file.read_bytes() for file in place.iterdir()}
     capsys.readouterr()
-    message = expect_error(monkeypatch, capsys, "train.py", *words)
+    message = expect_error(monkeypatch, capsys, "train.py", *arguments)
     assert f"{place} is being trained by process {child.pid} on " in message
     assert message.count("\n") == 1
     assert {file.name: file.read_bytes() for file in place.iterdir()} == before
     child.kill()
     child.wait()
-    run_script(monkeypatch, "train.py", *words)  # the lock is free now
+    run_script(monkeypatch, "train.py", *arguments)  # the lock is free now
     assert not (place / LOCK_FILE).exists()
     assert (place / "drafter.safetensors").is_file()

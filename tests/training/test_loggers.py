@@ -27,8 +27,8 @@ def test_a_missing_package_is_refused_before_the_corpus(tmp_path, monkeypatch, c
     """Even before the base model is loaded, which does not exist here."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
-    words = train_args(f"logger={package}", "run=unlogged", "base.path=nowhere", "prepared=nowhere")
-    assert "pip install" in expect_error(monkeypatch, capsys, "train.py", *words)
+    arguments = train_args(f"logger={package}", "run=unlogged", "base.path=nowhere", "prepared=nowhere")
+    assert "pip install" in expect_error(monkeypatch, capsys, "train.py", *arguments)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -159,11 +159,11 @@ def test_a_wrong_value_is_refused(changes, message):
 
 
 @pytest.mark.parametrize(
-    "words", ["hidden_states=offline", "engine=deepspeed", "base.quantization=torchao_int8", "base.device_map=auto"]
+    "arguments", ["hidden_states=offline", "engine=deepspeed", "base.quantization=torchao_int8", "base.device_map=auto"]
 )
-def test_parts_that_need_an_unchanged_base_are_refused_before_loading(tmp_path, monkeypatch, capsys, words):
+def test_parts_that_need_an_unchanged_base_are_refused_before_loading(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
-    message = expect_error(monkeypatch, capsys, "train.py", *train_args("adapt=lora", "base.path=nowhere", words))
+    message = expect_error(monkeypatch, capsys, "train.py", *train_args("adapt=lora", "base.path=nowhere", arguments))
     assert "adapt=lora" in message
 
 

@@ -49,12 +49,14 @@ def unmoved(one) -> bool:
     return torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("words", CASES, ids=" ".join)
-def test_no_shipped_head_draws_from_the_global_stream(words, folder, tmp_path):
+@pytest.mark.parametrize("arguments", CASES, ids=" ".join)
+def test_no_shipped_head_draws_from_the_global_stream(arguments, folder, tmp_path):
     base = random_base(context=64)
-    if "drafter=draft_model" in words:
-        words = [word.replace("+drafter.lora", "drafter.lora") for word in words] + [f"drafter.path={folder}"]
-    config = compose_config("train", *words)
+    if "drafter=draft_model" in arguments:
+        arguments = [argument.replace("+drafter.lora", "drafter.lora") for argument in arguments] + [
+            f"drafter.path={folder}"
+        ]
+    config = compose_config("train", *arguments)
     drafter = build_drafter(config.drafter, base)
     one = make_trainer(RunDirectory(tmp_path), base, 5, drafter=drafter, objective=instantiate(config.objective))
     assert unmoved(one)

@@ -109,7 +109,7 @@ def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"drafter\.path="):
         DraftModel(base, None, None, 3, DynamicTree(3, 4))
 
-    def other_words():
+    def other_tokenizer():
         from tiny_models import tiny_tokenizer
 
         tokenizer = tiny_tokenizer()
@@ -117,7 +117,7 @@ def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
         return tokenizer
 
     with pytest.raises(InputError, match=r"another tokenizer \(262 tokens\) than the base random-llama \(261\)"):
-        DraftModel(base, saved_lm(tmp_path / "other", words=other_words), None, 3, DynamicTree(3, 4))
+        DraftModel(base, saved_lm(tmp_path / "other", tokenizer=other_tokenizer), None, 3, DynamicTree(3, 4))
     with pytest.raises(InputError, match=r"lora_rank must be an integer >= 1, got 0"):
         DraftModel(base, saved_lm(tmp_path / "same"), 0, 3, DynamicTree(3, 4))
     short = DraftModel(base, saved_lm(tmp_path / "short", context=20), None, 3, DynamicTree(3, 4))

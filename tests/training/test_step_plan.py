@@ -80,9 +80,9 @@ def test_windows_are_counted_as_they_are_cut():
     for text, mask, whole in zip(tokens, masks, ended, strict=True):
         mask[0] = 0  # the first token of a text is never a label
         for place in range(len(text) - 1):
-            _, words = slow_window(text.tolist(), mask.tolist(), place, 3)
-            if words and (whole or len(words) == 3):
+            _, labels_found = slow_window(text.tolist(), mask.tolist(), place, 3)
+            if labels_found and (whole or len(labels_found) == 3):
                 windows += 1
-                feasible += len(words) + sum(a == b for a, b in pairwise(words)) <= 3
+                feasible += len(labels_found) + sum(a == b for a, b in pairwise(labels_found)) <= 3
     assert 0 < feasible < windows
     assert feasible_share(TokenSequences(tokens, masks, ended), labels=3, frames=3) == (windows, feasible / windows)

@@ -144,7 +144,7 @@ def test_without_jobs_there_is_no_table(tmp_path):
 TRIAL = """
 import json, sys, time
 from pathlib import Path
-given = dict(word.split("=", 1) for word in sys.argv[1:])
+given = dict(argument.split("=", 1) for argument in sys.argv[1:])
 run = Path(given["run"]); run.mkdir()
 (run / "config.yaml").write_text("x: " + given["x"])
 tau = 3 - (float(given["x"]) - 2) ** 2

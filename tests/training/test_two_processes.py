@@ -120,12 +120,12 @@ def test_two_processes_train_like_one(tmp_path, stage):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc, which is not here")
-@pytest.mark.parametrize(("words", "output"), [([], ["0 threads left"] * 4), (["held"], [])])
-def test_processes_that_exit_right_after_a_collective_do_not_abort(words, output):
+@pytest.mark.parametrize(("arguments", "output"), [([], ["0 threads left"] * 4), (["held"], [])])
+def test_processes_that_exit_right_after_a_collective_do_not_abort(arguments, output):
     """No gloo thread is left that could abort the process; where the group is referenced, they stay and do no harm."""
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port", str(free_port()),
-         str(EXIT_JOB), *words],
+         str(EXIT_JOB), *arguments],
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -48,7 +48,7 @@ def test_one_process_alone_is_refused(folder):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ([], "trainer.probe_prompts=0"),
         (["trainer.probe_prompts=0", "hidden_states=offline"], "hidden_states=online"),
@@ -56,8 +56,8 @@ def test_one_process_alone_is_refused(folder):
         (["trainer.probe_prompts=0", "adapt=lora"], "leave out base.zero3="),
     ],
 )
-def test_work_of_one_process_alone_is_refused_before_loading(tmp_path, monkeypatch, capsys, words, message):
+def test_work_of_one_process_alone_is_refused_before_loading(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert message in expect_error(
-        monkeypatch, capsys, "train.py", *train_args("base.path=nowhere", "base.zero3=true", *words)
+        monkeypatch, capsys, "train.py", *train_args("base.path=nowhere", "base.zero3=true", *arguments)
     )

@@ -56,17 +56,17 @@ class CUDAGraphPrefixSearch:
         return CUDAGraphPrefixSearch()  # a CUDA graph cannot be copied
 
     def __call__(
-        self, log_probs_TC: Tensor, blank: int, nodes: int, words_per_frame: int, stops: tuple[int, ...], depth: int
+        self, log_probs_TC: Tensor, blank: int, nodes: int, tokens_per_frame: int, stops: tuple[int, ...], depth: int
     ) -> Prefixes:
         if not log_probs_TC.is_cuda:
             stops_S = log_probs_TC.new_tensor(stops).long()
-            return drop_impossible(static_prefix_search(log_probs_TC, blank, nodes, words_per_frame, stops_S, depth))
-        key = (tuple(log_probs_TC.shape), nodes, words_per_frame, stops, depth)
+            return drop_impossible(static_prefix_search(log_probs_TC, blank, nodes, tokens_per_frame, stops_S, depth))
+        key = (tuple(log_probs_TC.shape), nodes, tokens_per_frame, stops, depth)
         if key not in self._graphs:
             static_log_probs_TC = log_probs_TC.clone()
             stops_S = log_probs_TC.new_tensor(stops).long()  # outside: a capture must not copy from the host
             graph, nodes_out = capture_cuda_graph(
-                lambda: static_prefix_search(static_log_probs_TC, blank, nodes, words_per_frame, stops_S, depth)
+                lambda: static_prefix_search(static_log_probs_TC, blank, nodes, tokens_per_frame, stops_S, depth)
             )
             self._graphs[key] = graph, static_log_probs_TC, nodes_out
         graph, static_log_probs_TC, nodes_out = self._graphs[key]
@@ -79,14 +79,14 @@ class PrefixSearch:
     """The most probable prefixes, each summed over all alignments that collapse to it.
 
     Args:
-        words_per_frame: how many tokens of each frame are considered, the most probable ones; all of them where a
+        tokens_per_frame: how many tokens of each frame are considered, the most probable ones; all of them where a
             logit correction conditions the frames.
     """
 
     interprets_as = "alignments"
 
-    def __init__(self, words_per_frame: int) -> None:
-        self.tokens_per_frame = check_int(words_per_frame, "drafter.tree.words_per_frame")
+    def __init__(self, tokens_per_frame: int) -> None:
+        self.tokens_per_frame = check_int(tokens_per_frame, "drafter.tree.tokens_per_frame")
         self.graph_search: CUDAGraphPrefixSearch | None = None
 
     def with_static_shapes(self) -> PrefixSearch:

@@ -11,18 +11,18 @@ from ctcdraft.errors import check_int
 
 
 class DynamicTree:
-    """EAGLE-2's dynamic tree (Li et al. 2024). With width and words None it holds exactly the most probable texts.
+    """EAGLE-2's dynamic tree (Li et al. 2024). With width and children None it holds exactly the most probable texts.
 
     Width 1 is a chain whose nodes have siblings, width 1 with one child is a chain.
 
     Args:
         width: nodes of a level that are continued; None for as many as the tree may have.
-        words: children of one node; None for as many as the tree may have.
+        children: of one node; None for as many as the tree may have.
     """
 
-    def __init__(self, width: int | None, words: int | None, prune: bool = False) -> None:
+    def __init__(self, width: int | None, children: int | None, prune: bool = False) -> None:
         self.width = check_int(width, "drafter.tree.width", null=True)
-        self.children = check_int(words, "drafter.tree.words", null=True)
+        self.children = check_int(children, "drafter.tree.children", null=True)
         self.prune = prune
 
     def __call__(self, step_function: StepFunction, request: TreeRequest) -> TokenTree:

@@ -21,10 +21,10 @@ class PerFrameTree:
     for a chain.
     """
 
-    interprets_as = "words"
+    interprets_as = "tokens"
 
-    def __init__(self, words: int | None) -> None:
-        self.step_tree: StepTreeBuilder = DynamicTree(None, words, prune=True)
+    def __init__(self, children: int | None) -> None:
+        self.step_tree: StepTreeBuilder = DynamicTree(None, children, prune=True)
 
     def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree:
         step_function = PerFrameStepFunction(log_probs_TC, conditioned)

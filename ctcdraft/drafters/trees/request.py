@@ -168,7 +168,7 @@ class FrameTreeBuilder(Protocol):
     """Builds a tree from the frames of one anchor, log_probs_TC with the blank as last class.
 
     interprets_as: "alignments" (CTC), "transductions" (one label per frame or none, no merging), "raw frames"
-    (one path of classes, then collapsed) or "words" (frame k is draft token k).
+    (one path of classes, then collapsed) or "tokens" (frame k is draft token k).
     """
 
     interprets_as: str
