@@ -94,7 +94,7 @@ def shown(outputs, kind="text/markdown"):
 def test_quickstart_trains_a_head_that_saves_passes_and_changes_no_token(tmp_path):
     said = shown(executed("quickstart", tmp_path))
     assert "the text is autoregression's, token for token" in said
-    assert "generate says the same with the head and without it" in said
+    assert "generate returns the same with the head and without it" in said
     losses = [float(line.split()[-1]) for line in said.split("\n") if line.startswith("step ")]
     assert losses[-1] < losses[0] / 2
     (tau,) = [float(line.split()[1]) for line in said.split("\n") if line.startswith("tau ")]
@@ -105,7 +105,7 @@ def test_quickstart_trains_a_head_that_saves_passes_and_changes_no_token(tmp_pat
 def test_alignment_explorer_shows_a_pass_and_the_whole_page(tmp_path):
     outputs = executed("alignment_explorer", tmp_path)
     said = shown(outputs)
-    for text in ("wrong token:", "frame 6", "✓", "the base's own word:"):
+    for text in ("wrong token:", "frame 6", "✓", "the base's own token:"):
         assert text in said
     page = shown(outputs, "text/html")
     assert page.count("<iframe srcdoc=") == 1
@@ -116,7 +116,7 @@ def test_alignment_explorer_shows_a_pass_and_the_whole_page(tmp_path):
 @pytest.mark.slow
 def test_tables_say_what_results_say_and_skip_the_authors_files_with_a_sentence(tmp_path):
     said = shown(executed("tables", tmp_path))
-    assert "every README says what its CSV files say" in said
+    assert "every README holds what its CSV files hold" in said
     assert "CTCDRAFT_TRACES names no folder" in said
     assert "| mt_bench | ctc | 7B | beta | 3.56 |  |  |  |  |" in said
 

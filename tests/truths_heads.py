@@ -67,7 +67,7 @@ def slow_best(
 
 
 def slow_products(distribution: FrameDistribution, frames: int, vocabulary: int) -> dict[Text, float]:
-    """Frame k says token k: every text of 1 to `frames` tokens and the product of its tokens' probabilities."""
+    """Frame k proposes token k: every text of 1 to `frames` tokens and the product of its tokens' probabilities."""
     masses: dict[Text, float] = {(): 1.0}
     for frame in range(frames):
         longer = {text: mass for text, mass in masses.items() if len(text) == frame}

@@ -178,7 +178,7 @@ def mask_fault(row: Row, opening_K: Tensor, stops_E: Tensor) -> str:
     if len(tokens_L) != len(mask_L):
         return f"has {len(mask_L)} entries for {len(tokens_L)} tokens"
     if not mask_L.any() or mask_L.all():
-        return "is all ones: prompt and answer cannot be told apart" if mask_L.any() else "is all zeros: no answer"
+        return "is all ones: prompt and answer cannot be distinguished" if mask_L.any() else "is all zeros: no answer"
     edges_L = torch.diff(mask_L, prepend=mask_L.new_zeros(1), append=mask_L.new_zeros(1))
     starts, ends = (edges_L == 1).nonzero()[:, 0].tolist(), (edges_L == -1).nonzero()[:, 0].tolist()
     is_stop_L = torch.isin(tokens_L, stops_E)

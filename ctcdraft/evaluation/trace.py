@@ -7,7 +7,7 @@ ctc/next_label.py, over the recorded tokens, with all others as one class.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,9 +21,8 @@ from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 FrameTables = tuple[tuple[tuple[float, ...], ...], ...]
 AlignmentList = list[tuple[float, list[int | None]]]  # probability, and token id per frame, None for a blank
 OTHER_TOKENS = None  # key of a forecast: all tokens that were not recorded
-ENDED, NO_DRAFT, ALL_ACCEPTED = "ended", "no draft", "all accepted"
-EARLY_BLANK, MERGED_REPEAT, WRONG_TOKEN = "blank too early", "repeat merged", "wrong token"
-NOT_IN_TREE, REJECTED_BY_VERIFIER = "not in tree", "rejected"
+ENDED, NO_DRAFT, ALL_ACCEPTED, REJECTED_BY_VERIFIER = "ended", "no draft", "all accepted", "rejected"
+EARLY_BLANK, MERGED_REPEAT, WRONG_TOKEN, NOT_IN_TREE = "blank too early", "repeat merged", "wrong token", "not in tree"
 REASONS = {
     WRONG_TOKEN: "the draft predicted another token than the base model's",
     EARLY_BLANK: "the frames predicted the end of the draft: only blanks were more probable than any further token",
@@ -111,9 +110,8 @@ class Trace:
     answers: tuple[TraceAnswer, ...]
 
     @classmethod
-    def merge_shards(cls, parts: Iterable[Self]) -> Self | None:
+    def merge_shards(cls, parts: Sequence[Self]) -> Self | None:
         """Return the traces of all shards as one, or None if there are none."""
-        parts = list(parts)
         texts = {token: text for part in parts for token, text in part.token_texts.items()}
         return cls(texts, tuple(answer for part in parts for answer in part.answers)) if parts else None
 
@@ -123,8 +121,7 @@ def trace_to_json(trace: Trace) -> str:
 
     def plain(value: Any) -> Any:
         if isinstance(value, TraceFrames):
-            reads = "words" if value.reads == "tokens" else value.reads
-            return {"reads": reads, "words": value.tokens, "heard": value.probs}
+            return {"reads": value.reads.replace("tokens", "words"), "words": value.tokens, "heard": value.probs}
         return vars(value)
 
     fields = {"words": trace.token_texts, "answers": trace.answers}
@@ -135,8 +132,8 @@ def trace_from_json(text: str) -> Trace:
     def parse_step(fields: dict[str, Any]) -> TraceStep:
         frames = fields.pop("frames")
         if frames:
-            reads = "tokens" if frames["reads"] == "words" else frames["reads"]
-            frames = TraceFrames(reads, to_tuples(frames["words"]), to_tuples(frames["heard"]))
+            frames = {key: to_tuples(value) for key, value in frames.items()}
+            frames = TraceFrames(frames["reads"].replace("words", "tokens"), frames["words"], frames["heard"])
         return TraceStep(**{key: to_tuples(value) for key, value in fields.items()}, frames=frames)
 
     fields = json.loads(text)

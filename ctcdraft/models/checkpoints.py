@@ -111,10 +111,8 @@ def dequantization_options(
                 raise quantization_error(path, f"holds {name} as {dtype}, and no quantization_config states its scales")
         return {}
     if "quantization_config" in options:
-        method = quantization_method(quantization)
-        raise InputError(
-            f"base.quantization= would quantise {path}, which is quantised already ({method}); leave it out"
-        )
+        already = f"{path}, which is quantised already ({quantization_method(quantization)})"
+        raise InputError(f"base.quantization= would quantise {already}; leave it out")
     refuse_untested_quantization(quantization, path)
     if not dequantises:
         raise quantization_error(path, "is quantised with fp8, and base.zero3=true loads no quantised checkpoint")

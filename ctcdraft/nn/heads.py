@@ -33,7 +33,7 @@ class TokenHead(nn.Module):
 
     def __init__(self, lm_head: Any) -> None:
         super().__init__()
-        self.words: Any = lm_head
+        self.words: Any = lm_head  # a name in the state dicts of saved heads
         self.blank: int = lm_head.weight.shape[0]  # V, the class of the blank if there is one
 
     def forward(self, states_XD: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def ask(*turns):
 
 
 def test_a_question_is_found_in_prompts_and_in_responses(tmp_path):
-    part(tmp_path, (ask("Who are you?"), "nobody<|end|>"), (ask(f"Say: {LONG}."), "no<|end|>"), (ask("Hi"), LONG))
+    part(tmp_path, (ask("Who are you?"), "a model<|end|>"), (ask(f"Say: {LONG}."), "no<|end|>"), (ask("Hi"), LONG))
     users, answers = recount(tmp_path, tiny_tokenizer(), [LONG, "WHO are you"])
     assert users == {"Who are you?", f"Say: {LONG}."}
     assert answers == {LONG}

@@ -69,7 +69,7 @@ def test_sharegpt_keeps_user_turns_and_one_prompt_of_each(tmp_path):
         {"id": "x", "conversations": TALK},
         {"id": "x", "conversations": [TALK[0], {"from": "gpt", "value": "another answer"}, TALK[2]]},
         {"messages": messages},
-        {"conversations": [{"from": "gpt", "value": "nobody asked"}]},
+        {"conversations": [{"from": "gpt", "value": "without a question"}]},
     )
     assert [prompt.turns for prompt in read_sharegpt(path)] == [("Hi", "Bye"), ("Line\u2028break",)]
 

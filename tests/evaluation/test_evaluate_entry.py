@@ -125,10 +125,10 @@ def test_contestants_and_their_names(entry, run_directory):
     ("given", "sentence"),
     [
         ({}, "leaves nothing to compare"),
-        ({"contestants": ["nobody"]}, "neither a run directory"),
+        ({"contestants": ["missing"]}, "neither a run directory"),
         ({"contestants": ["ctc"]}, "has weights: train it"),
         ({"checkpoint": "absent"}, "neither a run directory"),
-        ({"contestants": "nobody"}, "contestant nobody is neither"),
+        ({"contestants": "missing"}, "contestant missing is neither"),
         ({"contestants": 5}, "contestants must be a list"),
     ],
 )

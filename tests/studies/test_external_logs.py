@@ -258,7 +258,7 @@ def test_the_speedup_with_idxs_instead_of_forward_passes_is_noted(name, with_ind
 
 
 def test_figure_2_has_two_categories_swapped():
-    """The paper prints roleplay 3.17 and writing 3.41; the file says the reverse, and all others as printed."""
+    """The paper prints roleplay 3.17 and writing 3.41; the file has the reverse, and all others as printed."""
     parts = recorded("mt_bench-vicuna-7b")["categories"]
     printed = {"reasoning": 3.69, "math": 3.80, "coding": 4.00, "extraction": 3.90, "stem": 3.30, "humanities": 3.23}
     printed |= {"roleplay": 3.41, "writing": 3.17}

@@ -17,7 +17,7 @@ from ctcdraft.errors import InputError
 class PerFrameTree:
     """The most probable texts, best first: a text's probability is the product of its tokens' in their frames.
 
-    The probability of a frame's blank is shared out to the tokens. words: children of one node; None for no limit, 1
+    The probability of a frame's blank is shared out to the tokens. children: those of one node; None for no limit, 1
     for a chain.
     """
 

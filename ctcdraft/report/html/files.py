@@ -84,7 +84,7 @@ def read_traces(folder: Path) -> Trace | None:
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file} is not a trace of the explorer; remove it and evaluate again") from error
 
-    return Trace.merge_shards(map(parse, sorted(folder.glob(TRACE_FILES))))
+    return Trace.merge_shards([parse(file) for file in sorted(folder.glob(TRACE_FILES))])
 
 
 def rebuild_page(folder: Path) -> Path:
