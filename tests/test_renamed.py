@@ -143,16 +143,24 @@ def test_results_recorded_with_old_overrides_count_as_made(tmp_path):
 
 
 def test_a_search_that_goes_on_finds_trials_by_old_names():
-    registry = TrialRegistry(None, ["python", "train.py", "drafter/tree=per_frame", "trainer.steps=9"])
-    command = "python train.py drafter/paths=direct trainer.steps=9"
-    state = SimpleNamespace(name="COMPLETE")
-    old = SimpleNamespace(number=0, state=state, params={"drafter.paths.words_per_frame": 3, "drafter/growth": "best"},
-                          user_attrs={"command": command})  # fmt: skip
-    new = SimpleNamespace(number=1, params={"drafter.tree.words_per_frame": 3, "drafter/tree": "dynamic"})
-    assert registry.predicts(old, new)
-    assert not registry.predicts(old, SimpleNamespace(number=1, params={**new.params, "drafter/tree": "top_n"}))
-    old.user_attrs["command"] = command.replace("steps=9", "steps=8")
-    assert not registry.predicts(old, new)
+    def trial(number, **params):
+        attributes: dict[str, str] = {}
+        return SimpleNamespace(
+            number=number, state=SimpleNamespace(name="COMPLETE"), params=params, user_attrs=attributes,
+            set_user_attr=attributes.__setitem__,
+        )  # fmt: skip
+
+    old = trial(0, **{"drafter.paths.words_per_frame": 3, "drafter/growth": "best"})
+    new = trial(1, **{"drafter.tree.tokens_per_frame": 3, "drafter/tree": "dynamic"})
+    other = trial(2, **{"drafter.tree.tokens_per_frame": 3, "drafter/tree": "top_n"})
+    study = SimpleNamespace(get_trials=lambda deepcopy: [old])
+    registry = TrialRegistry(study, ["python", "train.py", "drafter/tree=per_frame", "trainer.steps=9"])
+    for command, same in (("trainer.steps=9", True), ("trainer.steps=8", False)):
+        old.user_attrs["command"] = f"python train.py drafter/paths=direct {command}"
+        with registry.exclusive(new) as equal:
+            assert equal is (old if same else None)
+        with registry.exclusive(other) as equal:
+            assert equal is None
 
 
 def test_every_rename_ends_at_a_name_that_exists():
