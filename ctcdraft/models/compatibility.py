@@ -10,16 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, first_line
-
-if TYPE_CHECKING:
-    from ctcdraft.models.base_model import BaseLM
 
 # Frequencies that depend on the length of the forward pass: a tree is longer than the single tokens of stock decoding.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -112,7 +109,7 @@ class ReferenceLogits:
 
 
 @torch.inference_mode()
-def refuse_changed_logits(base: BaseLM, reference: ReferenceLogits) -> None:
+def refuse_changed_logits(base: Any, reference: ReferenceLogits) -> None:
     """Raise InputError unless the base still computes the reference logits, up to the rounding of its dtype."""
     ours_LV = base.lm(reference.tokens_L[None].to(base.device)).logits[0].float().cpu()
     theirs_LV = reference.logits_LV
@@ -125,7 +122,7 @@ def refuse_changed_logits(base: BaseLM, reference: ReferenceLogits) -> None:
 
 
 @torch.inference_mode()
-def refuse_inexact_tree_attention(base: BaseLM, length: int = 320) -> None:
+def refuse_inexact_tree_attention(base: Any, length: int = 320) -> None:
     """Raise InputError unless the paths of a forked tree have the logits of the two texts read one by one.
 
     This finds local attention, position biases and scaled logits that no config key states.

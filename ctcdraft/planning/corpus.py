@@ -17,8 +17,8 @@ import torch
 from ctcdraft import hardware
 from ctcdraft.corpus import part_files
 from ctcdraft.corpus.chat_template import prompt_preview_and_warnings
-from ctcdraft.corpus.generation.requests import ResponseGenerator
-from ctcdraft.corpus.generation.transformers import GenerationSpeed, repeat_to_length, turns_of_all_batches
+from ctcdraft.corpus.generation.requests import GenerationSpeed, ResponseGenerator
+from ctcdraft.corpus.generation.transformers import repeat_to_length, turns_of_all_batches
 from ctcdraft.corpus.hidden_states import PRECISIONS
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.decoding.kv_cache import ALLOCATION_STEP

@@ -16,15 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from ctcdraft import hardware
 from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.models.base_model import BaseLM
-
-if TYPE_CHECKING:
-    from ctcdraft.corpus.generation.transformers import GenerationSpeed
 
 Line = dict[str, Any]
 TOKENIZED_AT_ONCE = 1000  # texts: fast tokenizers encode a list in parallel
@@ -83,6 +81,44 @@ class Skipped:
 
 
 GenerateFn = Callable[[Sequence[Request]], Sequence[Response | Skipped]]
+
+
+@dataclass(frozen=True)
+class GenerationSpeed:
+    """Measured speed of a trial."""
+
+    rows: int  # batch size of the trial
+    batch: int  # batch size of the corpus
+    length: int  # tokens of each prompt of the trial
+    read_seconds: float  # per prompt token
+    step_seconds: float  # per decoding step of all rows
+
+    def hours(self, read: float, steps: float, share: float = 1.0) -> tuple[float, float]:
+        """Return lower and upper bound of the hours for a share of `read` prompt tokens and `steps` decoding steps.
+
+        They are equal if the trial had as many rows as a batch. Otherwise a batch takes at least as long as the trial,
+        and at most batch / rows times as long.
+        """
+        times = self.batch / self.rows
+        reading, decoding = (share * one / 3600 for one in (read * self.read_seconds, steps * self.step_seconds))
+        return reading / times + decoding, reading + decoding * times
+
+    def describe(self, hours: tuple[float, float], each: str) -> str:
+        """Return the bounds as text for the plan. each: inserted after the hours, such as " for each of 4 shards"."""
+        least, most = map(hardware.format_hours, hours)
+        if self.rows == self.batch:
+            return f"at most about {most}{each} ({self})"
+        return (
+            f"at most about {least}{each} if {self.batch} rows take no longer than {self.rows}, and {most} if they "
+            f"take {self.batch / self.rows:.3g} times as long ({self}; more rows would have taken long to try)"
+        )
+
+    def __str__(self) -> str:
+        of = "" if self.rows == self.batch else f" of {self.batch}"
+        return (
+            f"a trial of {self.rows}{of} rows of {self.length:,} tokens: {self.read_seconds * 1e3:.3g} ms per prompt "
+            f"token, {self.step_seconds * 1e3:.3g} ms per decoding step of all rows"
+        )
 
 
 @dataclass(frozen=True)

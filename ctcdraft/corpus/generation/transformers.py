@@ -23,8 +23,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from ctcdraft import hardware
-from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator
+from ctcdraft.corpus.generation.requests import GenerateFn, GenerationSpeed, Request, Response, ResponseGenerator
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.models.base_model import BaseLM
 
@@ -147,44 +146,6 @@ def left_pad(prompts: list[list[int]], width: int) -> tuple[Tensor, Tensor]:
     tokens_BL = torch.tensor([tokens[:1] * n + tokens for n, tokens in zip(free, prompts, strict=True)])
     mask_BL = torch.tensor([[0] * n + [1] * (width - n) for n in free])
     return tokens_BL, mask_BL
-
-
-@dataclass(frozen=True)
-class GenerationSpeed:
-    """Measured speed of a trial."""
-
-    rows: int  # batch size of the trial
-    batch: int  # batch size of the corpus
-    length: int  # tokens of each prompt of the trial
-    read_seconds: float  # per prompt token
-    step_seconds: float  # per decoding step of all rows
-
-    def hours(self, read: float, steps: float, share: float = 1.0) -> tuple[float, float]:
-        """Return lower and upper bound of the hours for a share of `read` prompt tokens and `steps` decoding steps.
-
-        They are equal if the trial had as many rows as a batch. Otherwise a batch takes at least as long as the trial,
-        and at most batch / rows times as long.
-        """
-        times = self.batch / self.rows
-        reading, decoding = (share * one / 3600 for one in (read * self.read_seconds, steps * self.step_seconds))
-        return reading / times + decoding, reading + decoding * times
-
-    def describe(self, hours: tuple[float, float], each: str) -> str:
-        """Return the bounds as text for the plan. each: inserted after the hours, such as " for each of 4 shards"."""
-        least, most = map(hardware.format_hours, hours)
-        if self.rows == self.batch:
-            return f"at most about {most}{each} ({self})"
-        return (
-            f"at most about {least}{each} if {self.batch} rows take no longer than {self.rows}, and {most} if they "
-            f"take {self.batch / self.rows:.3g} times as long ({self}; more rows would have taken long to try)"
-        )
-
-    def __str__(self) -> str:
-        of = "" if self.rows == self.batch else f" of {self.batch}"
-        return (
-            f"a trial of {self.rows}{of} rows of {self.length:,} tokens: {self.read_seconds * 1e3:.3g} ms per prompt "
-            f"token, {self.step_seconds * 1e3:.3g} ms per decoding step of all rows"
-        )
 
 
 def turns_of_all_batches(turns: Sequence[int], rows: int) -> int:
