@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_every_folder_has_a_layer():
 
 def test_imports_go_downwards():
     assert upwards() == set()
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not for the sake of a type either: a reader of one module of a circle has to read all of them."""
+    modules = {f"ctcdraft/{path}".removesuffix(".py").replace("/", "."): set() for path, _ in IMPORTS}
+    for path, name in IMPORTS:
+        importer = f"ctcdraft/{path}".removesuffix(".py").replace("/", ".")
+        modules[importer] |= {name, name.rpartition(".")[0]} & set(modules)  # `from MODULE import NAME` names both
+    TopologicalSorter(modules).prepare()  # raises CycleError, which names the circle
 
 
 def test_the_package_does_without_studies():
