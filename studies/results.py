@@ -28,7 +28,7 @@ from ctcdraft.io import write_text
 from ctcdraft.report import latency
 from ctcdraft.report.html import files
 from studies.comparison.evaluate import row_name
-from studies.comparison.run import rebuild_pages
+from studies.comparison.page import rebuild_pages
 
 Row = dict[str, Any]
 RESULTS = REPOSITORY / "results"
