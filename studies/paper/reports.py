@@ -18,10 +18,10 @@ CellKey = tuple[str, str, str]  # drafter, benchmark, base
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A greedy row that passed the losslessness check; `date` is its report's, "" where the report has none."""
+    """A greedy row that passed the losslessness check."""
 
     report: str
-    date: str
+    date: str  # of its report; "" where that has none
     row: Row
     key: CellKey
 
@@ -36,7 +36,6 @@ class MeasuredRow:
 
     @property
     def circumstances(self) -> str:
-        """How many questions, which hardware and which precision."""
         row = self.row
         count, whole = row["prompts"], PUBLISHED_SIZES.get(row["benchmark"])
         part = f"only {count:,} of {whole:,} questions" if whole and count < whole else f"{count:,} questions"
@@ -67,7 +66,6 @@ def read_reports(names: Sequence[str]) -> tuple[list[MeasuredRow], list[str]]:
 
 
 def exclusion_reason(row: Row) -> str | None:
-    """Return why a row is not printed; None if it may be."""
     if row["temperature"] != 0:
         return f"sampled at temperature {row['temperature']:g}, where the table is greedy"
     if not row["prompts"]:
@@ -88,7 +86,7 @@ def select_rows(
 
 
 def newest_row(rows: Sequence[MeasuredRow]) -> MeasuredRow:
-    """Return the newest row, of equal dates the last one."""
+    # max keeps the first of equals: of equal dates the last row is taken.
     return max(reversed(rows), key=lambda one: one.date)
 
 
