@@ -137,7 +137,7 @@ class ComparisonConfig:
 
 
 def comparison_config(**raw: Any) -> ComparisonConfig:
-    """Return the `arena` node of a config as a checked ComparisonConfig. Raises InputError."""
+    """Return the `arena` node of a config, checked. Raises InputError."""
     original, node = deepcopy(raw), lists_to_tuples(raw)
     methods = [  # null removes a method from a preset
         method_spec(str(spec.pop("name", key)), spec) for key, spec in node["entrants"].items() if spec is not None

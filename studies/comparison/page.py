@@ -89,7 +89,7 @@ def write_page(config: ComparisonConfig, store: ResultStore) -> None:
 
 
 def draw_figures(config: ComparisonConfig, data: ComparisonData) -> dict[str, str]:
-    """Return SVG by file name, of what there are numbers for."""
+    """Return SVG by file name."""
     figures = {}
     if curves := tau_by_nodes(config, data):
         figures["nodes.svg"] = nodes_figure(curves).file()
@@ -129,7 +129,6 @@ def nodes_figure(curves: Mapping[str, Sequence[Point]]) -> Figure:
 
 
 def draft_time_figure(dots: Sequence[tuple[str, float, float]]) -> Figure:
-    """Draw tau against the milliseconds of a draft."""
     ordered = sorted(dots, key=lambda one: -one[2])
     longest, most = max(cost for _, cost, _ in dots), ordered[0][2]
     axes = Axes(axis_ticks(longest)[-1], axis_ticks(most)[-1])
@@ -166,7 +165,6 @@ def page_markdown(config: ComparisonConfig, data: ComparisonData, figures: Seque
 
 
 def conditions_section(config: ComparisonConfig, data: ComparisonData) -> str:
-    """Return hardware and precision, refused rows, learning rates at an edge of the grid, and unmatched methods."""
     machines = sorted({f"{row['hardware']}, {row['dtype']}" for row in data.rows})
     sentences = [f"{'; '.join(machines) or 'nothing is measured yet'}."]
     for row in data.refused:

@@ -123,14 +123,11 @@ def run_script(script: str, overrides: Sequence[str], log: Path | None = None) -
         status = subprocess.run(command, stdout=stream, stderr=errors).returncode
     after = os.times()
     if status:
-        raise InputError(failure_message(script, status, log))
+        # Its last line alone: the log may hold hours of progress.
+        output = log.read_text(errors="replace").splitlines() if log is not None else []
+        last = "".join(f": {line.strip()}" for line in [line for line in output if line.strip()][-1:])
+        where = f" (see {log})" if log is not None else ""
+        kept = "finished results are kept, so fix it and run again"
+        raise InputError(f"{script} ended with status {status}{last}{where}; {kept}")
     processor = after.children_user - before.children_user + after.children_system - before.children_system
     return RunTime(processor, perf_counter() - began)
-
-
-def failure_message(script: str, status: int, log: Path | None) -> str:
-    """Return the exit status with the last line of the log."""
-    lines = [] if log is None else [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = f": {lines[-1].strip()}" if lines else ""
-    where = f" (see {log})" if log is not None else ""
-    return f"{script} ended with status {status}{last}{where}; finished results are kept, so fix it and run again"

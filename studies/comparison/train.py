@@ -134,7 +134,7 @@ def trained_entry(
 ) -> Entry:
     """Return the entry of a head, which is trained now if it is missing; with `any_method` whatever its overrides."""
     overrides = train_overrides(config, name, store, spec)
-    if any_method and name in store.read(TRAINING):
+    if any_method and name in store.read(TRAINING):  # the corpus is the same, whichever method made it
         return store.read(TRAINING)[name]
     entry = store.find_trained(name, overrides)
     return entry if entry is not None else store.add(TRAINING, name, train_and_record(store, name, overrides, spec))
@@ -175,7 +175,7 @@ def seconds_per_step(config: ComparisonConfig, store: ResultStore, method: str) 
 
 
 def steps_in_time(config: ComparisonConfig, store: ResultStore, method: str) -> int:
-    """Return the number of steps that take the given training time, or the reference's where none is given."""
+    """Return the number of steps that take the given training time, or the reference's."""
     budget = config.seconds
     if budget is None:
         budget = config.steps * seconds_per_step(config, store, config.reference)

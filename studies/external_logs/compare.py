@@ -16,6 +16,7 @@ from typing import Any
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 from ctcdraft.report.tables import (
+    Columns,
     Row,
     aligned_lines,
     format_number,
@@ -86,7 +87,6 @@ def recounted(run: LoggedRun, count: Callable[[LoggedTurn], int]) -> LoggedRun:
 
 
 def drop_uncounted(run: LoggedRun) -> tuple[LoggedRun, list[Note]]:
-    """Return the run without questions that lack a token count, and a note on them."""
     kept = {one: answer for one, answer in run.answers.items() if all(turn.token_count for turn in answer)}
     lost = len(run.answers) - len(kept)
     text = f"{lost} of {len(run.answers)} questions lack a token count and are left out: forward passes differ"
@@ -202,7 +202,7 @@ def numbered_notes(notes: Sequence[Note]) -> list[str]:
 
 
 def cells_table(first: str, lines: Sequence[Sequence[str]]) -> str:
-    columns = {key: itemgetter(key) for key in (first, *COLUMNS)}
+    columns: Columns = {key: itemgetter(key) for key in (first, *COLUMNS)}
     return markdown_table([dict(zip(columns, line, strict=True)) for line in lines], columns)
 
 

@@ -93,7 +93,6 @@ def read_log(path: str) -> LoggedRun:
 
 
 def read_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every line with its location for error messages."""
     try:
         with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as stream:
             for number, line in enumerate(stream, 1):
@@ -108,10 +107,8 @@ def read_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     raise InputError(f"{where} is not a JSON object; give one question per line")
                 yield where, row
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot read {path} ({' '.join(str(error).split())}); give an answer file as recorded.path= or "
-            "recorded.baseline="
-        ) from error
+        give = "give an answer file as recorded.path= or recorded.baseline="
+        raise InputError(f"cannot read {path} ({' '.join(str(error).split())}); {give}") from error
 
 
 def parse_turns(choice: Any, where: str) -> tuple[LoggedTurn, ...]:

@@ -56,9 +56,8 @@ def read_reports(names: Sequence[str]) -> tuple[list[MeasuredRow], list[str]]:
             reasons = [(row, exclusion_reason(row)) for row in rows]
             kept += [MeasuredRow.of(name, date, row) for row, why in reasons if why is None]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{name} is not a report.json of a benchmark; give those of evaluate.py as table.reports="
-            ) from error
+            given = "give those of evaluate.py as table.reports="
+            raise InputError(f"{name} is not a report.json of a benchmark; {given}") from error
         left_out += group_sentences((name, row["drafter"], why) for row, why in reasons if why is not None)
         if not rows:
             left_out.append(f"{name}: left out, it holds autoregression alone")
@@ -103,7 +102,6 @@ def describe_duplicates(
 
 
 def mismatch_reason(place: CellKey, places: Collection[CellKey]) -> str:
-    """Return why a row fits no cell."""
     known = [set(values) for values in zip(*places, strict=True)]
     for kind, value, known_values in reversed(list(zip(("drafter", "benchmark", "base"), place, known, strict=True))):
         if value not in known_values:
