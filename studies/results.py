@@ -28,7 +28,7 @@ from ctcdraft.io import write_text
 from ctcdraft.report import latency
 from ctcdraft.report.html import files
 from studies.comparison.evaluate import row_name
-from studies.comparison.run import rebuild_pages
+from studies.comparison.page import rebuild_pages
 
 Row = dict[str, Any]
 RESULTS = REPOSITORY / "results"
@@ -47,7 +47,6 @@ def unpack(study: str, folder: Path) -> Path:
 
 
 def rebuild(study: str, out: Path | None = None) -> None:
-    """Write summary.csv, differences.csv and the figures of a study from its archive alone."""
     with TemporaryDirectory() as place:
         raw, out = unpack(study, Path(place)), out or RESULTS / study
         figures, texts = (STUDIES[study].get(key, {}) for key in ("figures", "text"))
@@ -61,6 +60,7 @@ def rebuild(study: str, out: Path | None = None) -> None:
         rows += [row for name, patterns in texts.items() for row in of_text(raw / name, patterns)]
         pairs = [row for file in sorted(raw.rglob("verdict.json")) for row in of_verdict(raw, file)]
         for name, lines in {"summary": rows, "differences": pairs}.items():
+            # convert_dtypes, or whole numbers of a column with gaps become floats.
             frame = pd.DataFrame(lines).dropna(axis="columns", how="all").convert_dtypes()
             if lines:
                 frame.to_csv(out / f"{name}.csv", index=False, float_format="%.8g", lineterminator="\n")
@@ -73,9 +73,8 @@ def load(file: Path) -> Row:
 
 
 def at(row: Any, path: str) -> Any:
-    """Return the value at a dotted path; None where it, or what should hold it, is absent."""
     for key in path.split("."):
-        if row is None:
+        if row is None:  # reports of earlier versions lack some fields
             return None
         row = row[int(key)] if isinstance(row, list) else row.get(key)
     return row
@@ -93,10 +92,7 @@ def of_report(raw: Path, file: Path) -> Iterator[Row]:
 
 
 def trained(raw: Path, place: Path) -> dict[str, Row]:
-    """Return the training of each head, by its name in a report, from training.json in the nearest folder above.
-
-    The column `arms` joins the arms (equal steps, equal training time, ...) that share the head.
-    """
+    """Return the training of each head, by its name in a report, from training.json in the nearest folder above."""
     above = (parent for parent in place.parents if parent.is_relative_to(raw) and (parent / "training.json").is_file())
     top, heads = next(above, place), dict[str, Row]()
     labels = load(top / "rules.json").get("readings_as")
@@ -108,6 +104,7 @@ def trained(raw: Path, place: Path) -> dict[str, Row]:
             name = row_name(entry["same_as"] or key, reading)
             line = {"method": row_name(entry["entrant"], reading), "tree": labels[number] if labels else None}
             line |= {one: entry[one] for one in ("seed", "steps", "learning_rate")} | entry["factors"]
+            # A head that an arm does not change is shared: it has one row, with the names of all its arms.
             line["arms"] = "+".join(filter(None, [heads.get(name, {}).get("arms"), entry["arm"]]))
             heads[name] = {**line, "train_seconds": entry["seconds"].get("processor")}
     return heads
@@ -142,7 +139,6 @@ def of_verdict(raw: Path, file: Path) -> Iterator[Row]:
 
 
 def selected(spec: Row, root: Path) -> pd.DataFrame:
-    """Return the rows that a table shows, in its order."""
     frame = pd.read_csv(root / "results" / spec["file"], keep_default_na=False, na_values=[""])
     frame = frame.query(" ".join(spec.get("where", "index >= 0").split()), engine="python")
     if "group" in spec:
@@ -155,7 +151,7 @@ def selected(spec: Row, root: Path) -> pd.DataFrame:
 
 
 def table(name: str, root: Path = REPOSITORY) -> str:
-    """Return a table as Markdown; a cell without a value is a dash."""
+    """Return a table as Markdown."""
     if name not in CONFIG["tables"]:
         raise InputError(f"there is no table {name}; there are {', '.join(CONFIG['tables'])}")
     spec, lines = CONFIG["tables"][name], dict[tuple[str, ...], dict[str, str]]()
@@ -164,9 +160,8 @@ def table(name: str, root: Path = REPOSITORY) -> str:
         for header, form in spec["cells"].items():
             title, text = header.format(**row), cell(form, row)
             if line.setdefault(title, text) != text:
-                raise InputError(
-                    f"table {name}: {line[title]} and {text} are both in column {title}; narrow `where`: {row}"
-                )
+                both = f"{line[title]} and {text} are both in column {title}"
+                raise InputError(f"table {name}: {both}; narrow `where`: {row}")
     titles = list(dict.fromkeys(title for line in lines.values() for title in line))
     body = [[*key, *(line.get(title, "-") for title in titles)] for key, line in lines.items()]
     head = [*spec["rows"], *titles]
@@ -181,11 +176,8 @@ def rewritten(root: Path = REPOSITORY) -> dict[Path, str]:
     """Return the pages whose tables differ from the CSV files, each with its text as it should be."""
     pages = [root / "README.md", *root.glob("results/**/README.md"), *root.glob("docs/*.md")]
     texts = {page: page.read_text() for page in sorted(pages)}
-    pages_now = {
-        page: MARKED.sub(lambda match: match[1] + table(match[2], root) + match[3], text)
-        for page, text in texts.items()
-    }
-    return {page: text for page, text in pages_now.items() if text != texts[page]}
+    now = {page: MARKED.sub(lambda match: match[1] + table(match[2], root) + match[3], texts[page]) for page in texts}
+    return {page: text for page, text in now.items() if text != texts[page]}
 
 
 def main(arguments: list[str]) -> None:

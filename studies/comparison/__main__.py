@@ -11,14 +11,26 @@ from hydra.utils import instantiate
 
 from ctcdraft.errors import InputError, run_cli
 from studies.command_line import run_overrides
-from studies.comparison.run import rebuild_pages, run_comparison
+from studies.comparison.evaluate import run_evaluations
+from studies.comparison.page import rebuild_pages, write_results
+from studies.comparison.store import RULES, ResultStore
+from studies.comparison.train import train_all
 
 
-def run(config: Any) -> None:
-    """Run the comparison `arena=` of a config of evaluate.py."""
-    if config.arena is None:
+def run(node: Any) -> None:
+    """Run the stages of the comparison `arena=`; each continues where it was interrupted."""
+    if node.arena is None:
         raise InputError("arena=null names no comparison; give experiment=arena or another of them")
-    run_comparison(instantiate(config.arena, _convert_="all"))
+    config = instantiate(node.arena, _convert_="all")
+    store = ResultStore(config.out)
+    if "train" in config.stages:
+        train_all(config, store)
+    if "measure" in config.stages:
+        run_evaluations(config, store)
+    if {"train", "measure"} & set(config.stages):
+        store.write(RULES, config.raw_config)  # last, so that all stored results were made by this config
+    if "page" in config.stages:
+        write_results(config, store)
 
 
 def main(folders: list[str]) -> None:

@@ -29,60 +29,41 @@ class SizeKey:
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method to train.
-
-    Args:
-        overrides: arguments of train.py.
-        readings: ways to build a tree from its draft, as in RUN@READING; null is the head's own.
-        size_keys: the size to match, by arm; an arm without one leaves the head as it is.
-        rival: whether it may be the best rival, which is trained with more seeds.
-        factors: its levels of the factors of a grid.
-    """
+    """A method to train with these overrides of train.py."""
 
     name: str
     overrides: tuple[str, ...]
-    readings: tuple[str | None, ...] = (None,)
-    size_keys: Mapping[str, SizeKey] = field(default_factory=dict)
-    rival: bool = False
-    factors: Mapping[str, Any] = field(default_factory=dict)
+    readings: tuple[str | None, ...] = (None,)  # trees built from its draft, as in RUN@READING; None is the head's own
+    size_keys: Mapping[str, SizeKey] = field(default_factory=dict)  # by arm; without one the arm leaves the head as is
+    rival: bool = False  # may be the best rival, which is trained with more seeds
+    factors: Mapping[str, Any] = field(default_factory=dict)  # its levels of the factors of a grid
 
 
 @dataclass(frozen=True)
 class LearningRateGrid:
-    """Learning rates, each tried for `share` of the steps and ranked by tau on `prompts` held-out prompts.
-
-    A small share misleads: after a tenth of the steps Medusa's heads preferred four times the rate that was best for
-    all of them (tau 1.43 instead of 1.64), and EAGLE's rates could not be distinguished.
-
-    Args:
-        beyond: how many more rates are tried while the best one is at an edge of the grid.
-    """
+    """Learning rates, each tried for `share` of the steps and ranked by tau on `prompts` held-out prompts."""
 
     values: tuple[float, ...]
+    # A small share misleads: after a tenth of the steps Medusa's heads preferred four times the rate that was best for
+    # all of them (tau 1.43 instead of 1.64), and EAGLE's rates could not be distinguished.
     share: float
     prompts: int
-    beyond: int = 0
+    beyond: int = 0  # how many more rates are tried while the best one is at an edge of the grid
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """tau of every tree size, replayed along the baseline's responses.
-
-    Args:
-        temperatures: 0 for the heads of all arms, others for those of the arms in `sampled`.
-        checked: number of questions that the decoding loop checks.
-    """
+    """tau of every tree size, replayed along the baseline's responses."""
 
     nodes: tuple[int, ...]
-    temperatures: tuple[float, ...]
-    checked: int
+    temperatures: tuple[float, ...]  # 0 for the heads of all arms, others for those of the arms in `sampled`
+    checked: int  # number of questions that the decoding loop checks
     sampled: tuple[str, ...] = (STEPS,)
 
 
 @dataclass(frozen=True)
 class TimingConfig:
-    """Timed greedy evaluations of the heads of `arms` and of `others`, methods without training. `overrides` are
-    further arguments of evaluate.py."""
+    """Timed greedy evaluations of the heads of `arms` and of `others`, methods without training."""
 
     nodes: tuple[int, ...]
     arms: tuple[str, ...]
@@ -92,10 +73,9 @@ class TimingConfig:
 
 @dataclass(frozen=True)
 class MatchingConfig:
-    """How draft times are matched: `prompts` prompts of the corpus are decoded with `tokens` tokens each, all of it
-    `repeats` times; ratios within `tolerance` count as equal."""
+    """Timing of drafts: `tokens` tokens of each of `prompts` prompts of the corpus, all of it `repeats` times."""
 
-    tolerance: float
+    tolerance: float  # ratios within it count as equal
     prompts: int
     tokens: int
     repeats: int
@@ -103,35 +83,22 @@ class MatchingConfig:
 
 @dataclass(frozen=True)
 class ExtraSeeds:
-    """More seeds at equal steps for `entrants` and, with `best_rival`, for the rival with the best held-out tau; with
-    `in_time` also at equal training time. Heads of further seeds are replayed and not timed."""
+    """More seeds at equal steps; their heads are replayed and not timed."""
 
     seeds: tuple[int, ...]
     entrants: tuple[str, ...]
-    best_rival: bool
-    in_time: bool = False
+    best_rival: bool  # also the rival with the best held-out tau
+    in_time: bool = False  # also at equal training time
 
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """A whole comparison.
-
-    Args:
-        base: overrides of train.py and evaluate.py; corpus, train, evaluate: overrides of one of them, for all methods.
-        reference: the method whose budget the others are matched to.
-        seconds: training time in the arm of equal training time; None: that of the reference.
-        small: number of base layers that the draft model starts from; None where no method needs one.
-        pairs: (method, baseline) pairs whose differences are reported.
-        readings_as: in a grid, the labels of the readings, in their order.
-        group: prefix of the names of evaluations; the cell in a grid.
-        clock: which seconds of training count.
-        raw_config: the YAML node: `comparison_config(**raw_config)` is this comparison.
-    """
+    """A whole comparison; corpus, train and evaluate are overrides for all methods."""
 
     title: str
     out: Path
     stages: tuple[str, ...]
-    base: tuple[str, ...]
+    base: tuple[str, ...]  # overrides of train.py and evaluate.py
     corpus: tuple[str, ...]
     train: tuple[str, ...]
     evaluate: tuple[str, ...]
@@ -139,30 +106,29 @@ class ComparisonConfig:
     seed: int
     extra_seeds: ExtraSeeds
     arms: tuple[str, ...]
-    reference: str
-    seconds: float | None
-    small: int | None
+    reference: str  # the method whose budget the others are matched to
+    seconds: float | None  # training time in the arm of equal training time; None: that of the reference
+    small: int | None  # base layers that the draft model starts from; None where no method needs one
     entrants: Mapping[str, MethodSpec]
     learning_rates: LearningRateGrid
     matching: MatchingConfig
     benchmarks: Mapping[str, tuple[str, ...]]
     replay: ReplayConfig
     timing: TimingConfig
-    pairs: tuple[tuple[str, str], ...]
-    readings_as: tuple[str, ...]
-    group: str
-    clock: str
+    pairs: tuple[tuple[str, str], ...]  # (method, baseline), whose differences are reported
+    readings_as: tuple[str, ...]  # labels of the readings of a grid, in their order
+    group: str  # prefix of the names of evaluations: the cell in a grid
+    clock: str  # which seconds of training count
     command: str
-    raw_config: Mapping[str, Any]
+    raw_config: Mapping[str, Any]  # the YAML node: `comparison_config(**raw_config)` is this comparison
 
     @property
     def shared_overrides(self) -> tuple[str, ...]:
-        """Overrides of train.py that all methods share: base, corpus, optimizer, schedule."""
         return (*self.base, *self.corpus, *self.train)
 
     @property
     def reported_sizes(self) -> tuple[int, ...]:
-        """Tree sizes of the tables that do not show all replayed ones: the timed sizes, if any were timed."""
+        # In tables that do not show all replayed sizes.
         return self.timing.nodes or self.replay.nodes
 
     @property
@@ -171,7 +137,7 @@ class ComparisonConfig:
 
 
 def comparison_config(**raw: Any) -> ComparisonConfig:
-    """Return the `arena` node of a config as a checked ComparisonConfig. Raises InputError."""
+    """Return the `arena` node of a config, checked. Raises InputError."""
     original, node = deepcopy(raw), lists_to_tuples(raw)
     methods = [  # null removes a method from a preset
         method_spec(str(spec.pop("name", key)), spec) for key, spec in node["entrants"].items() if spec is not None
@@ -181,9 +147,7 @@ def comparison_config(**raw: Any) -> ComparisonConfig:
     node |= {key: kind(**lists_to_tuples(raw[key])) for key, kind in parts.items()}
     node["out"] = Path(raw["out"])
     node["entrants"] = {method.name: method for method in methods}
-    node["benchmarks"] = {
-        name: tuple(overrides) for name, overrides in raw["benchmarks"].items() if overrides is not None
-    }
+    node["benchmarks"] = {name: tuple(own) for name, own in raw["benchmarks"].items() if own is not None}
     node["pairs"] = tuple(map(tuple, raw["pairs"]))
     config = ComparisonConfig(**node, raw_config=original)
     refuse_impossible(config)
@@ -214,12 +178,11 @@ def refuse_impossible(config: ComparisonConfig) -> None:
     names = tuple(config.entrants)
     refuse_unknown("extra_seeds.entrants", config.extra_seeds.entrants, names)
     refuse_unknown("pairs", tuple(side.partition("@")[0] for pair in config.pairs for side in pair), names)
+    # A given training time needs no reference, counted or timed budgets do.
     if config.seconds is None or {PARAMETERS, LATENCY} & set(config.arms):
         refuse_unknown("reference", (config.reference,), names)
     if config.arms[:1] != (STEPS,):
-        raise InputError(
-            f"arena.arms must begin with `steps`, to which the others are matched, got {list(config.arms)}"
-        )
+        raise InputError(f"arena.arms must begin with `steps`, to which the others are matched, got {[*config.arms]}")
     refuse_unknown("replay.sampled", config.replay.sampled, config.arms)
 
 

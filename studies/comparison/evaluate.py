@@ -1,8 +1,6 @@
 """The evaluations of a comparison by evaluate.py, their rows, and the counts behind them.
 
-An evaluation is either a replay (tau of every tree size) or a timed loop at a few sizes. evaluations/NAME/counts.json
-holds tokens, steps and seconds of every row by question: what paired intervals need, in a hundredth of the size of the
-responses and without their text, which may not be published with other people's prompts.
+An evaluation is either a replay (tau of every tree size) or a timed loop at a few sizes.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ def evaluation_rows(store: ResultStore, evaluation: str) -> list[Row]:
 
 
 def passed_check(row: Row) -> bool:
-    """Return whether the row's tokens were compared with the baseline's and none of them is wrong."""
-    lossless = row["lossless"]
+    lossless = row["lossless"]  # a row that was not compared has not passed
     return bool(lossless["prompts"]) and lossless["equal"] is not None and not lossless["owed"]["wrong"]
 
 
@@ -59,6 +56,8 @@ def all_rows(store: ResultStore) -> list[Row]:
     ]
 
 
+# Tokens, steps and seconds of every row by question: what paired intervals need, in a hundredth of the size of the
+# responses and without their text, which may not be published with other people's prompts.
 COUNTS_FILE = "counts.json"
 ALL_QUESTIONS = 10**9
 SumsByRow = dict[str, dict[int, QuestionSums]]  # by row name and nodes
@@ -93,7 +92,7 @@ def counts_match(rows: Sequence[Row], counts: SumsByRow) -> bool:
 
 
 def row_sizes(row: Row, counts: SumsByRow) -> list[int]:
-    """Return the tree sizes that a row counts for; the autoregressive baseline counts for every size."""
+    # The baseline has no tree: its one row counts for every size.
     return [size for size in counts.get(row["drafter"], {}) if row["drafter"] == AUTOREGRESSIVE or size == row["nodes"]]
 
 
@@ -109,7 +108,7 @@ def sums_of_answers(
 
 
 def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
-    """Return the non-empty columns, seconds to the microsecond."""
+    # To the microsecond: all digits of a float would make the file larger and no interval better.
     return {key: [round(cell, 6) for cell in column] for key, column in vars(sums).items() if column}
 
 
@@ -149,45 +148,35 @@ def run_evaluations(config: ComparisonConfig, store: ResultStore) -> None:
     """Run every missing evaluation; an interrupted one continues."""
     for one in evaluation_specs(config, store):
         overrides = [*one.overrides, f"out={store.evaluation_folder(one.name)}"]
-        if not store.is_evaluated(one.name, overrides):
+        if store.find_evaluated(one.name, overrides) is None:
             run_time = run_script("evaluate.py", overrides, store.log_file(one.name))
-            entry = {
-                "overrides": overrides,
-                "kind": one.kind,
-                "benchmark": one.benchmark,
-                "temperature": one.temperature,
-            }
-            entry |= {"nodes": list(one.nodes), "group": config.group, "wall_seconds": round(run_time.wall, 1)}
+            spec = {key: getattr(one, key) for key in ("kind", "benchmark", "temperature", "nodes")}
+            entry = {"overrides": overrides, **spec, "group": config.group, "wall_seconds": round(run_time.wall, 1)}
             store.add(EVALUATIONS, one.name, entry)
+        # Also of an evaluation that was interrupted between its report and its counts.
         write_counts(store, one.name, store.read(EVALUATIONS)[one.name])
 
 
 def evaluation_specs(config: ComparisonConfig, store: ResultStore) -> Iterator[EvaluationSpec]:
-    """Yield greedy replays of the heads of all arms, sampled replays and timed loops of those in the arms that the
-    config names; of the timed heads only the first seed."""
+    """Yield greedy replays of the heads of all arms, sampled replays and timed loops of those in the named arms."""
+    # Of the timed heads only the first seed: a loop decodes every response again, a replay none but the checked ones.
     timed = [*contestant_names(config, store, config.timing.arms, first_seed=True), *config.timing.others]
     for benchmark, benchmark_overrides in config.benchmarks.items():
+        shared = (*config.base, *benchmark_overrides, *config.evaluate)
         for temperature in config.replay.temperatures:
             heads = contestant_names(config, store, config.arms if temperature == 0 else config.replay.sampled)
-            how = [
-                *decoding_overrides(temperature), "measure=replay", f"measure.nodes={hydra_list(config.replay.nodes)}",
-                f"measure.checked={config.replay.checked}",
-            ]  # fmt: skip
-            overrides = (
-                *config.base,
-                *benchmark_overrides,
-                *config.evaluate,
-                *how,
-                contestants_override([*heads, *replayable(config.timing.others)]),
-            )
+            # transformers' own generation does not run in our decoding loop, so it cannot be replayed.
+            heads += [one for one in config.timing.others if "transformers_" not in one]
+            decoding = ["sampling", f"decoding.temperature={temperature:g}"] if temperature else ["greedy"]
+            sizes = f"measure.nodes=[{','.join(map(str, config.replay.nodes))}]"
+            how = [f"decoding={decoding[0]}", *decoding[1:], "measure=replay", sizes]
+            overrides = (*shared, *how, f"measure.checked={config.replay.checked}", f"contestants=[{','.join(heads)}]")
             name = f"{config.group}-{benchmark}-replay-T{temperature:g}"
             yield EvaluationSpec(name, "replay", benchmark, temperature, config.replay.nodes, overrides)
         for nodes in config.timing.nodes:
-            how = [f"decoding.nodes={nodes}", *config.timing.overrides]
-            overrides = (*config.base, *benchmark_overrides, *config.evaluate, *how, contestants_override(timed))
-            yield EvaluationSpec(
-                f"{config.group}-{benchmark}-loop-{nodes}", "loop", benchmark, 0.0, (nodes,), overrides
-            )
+            how = [f"decoding.nodes={nodes}", *config.timing.overrides, f"contestants=[{','.join(timed)}]"]
+            name = f"{config.group}-{benchmark}-loop-{nodes}"
+            yield EvaluationSpec(name, "loop", benchmark, 0.0, (nodes,), (*shared, *how))
 
 
 def contestant_names(
@@ -202,22 +191,3 @@ def contestant_names(
         for reading in method.readings:
             names[row_name(str(store.run_folder(entry["same_as"] or name)), reading)] = None
     return list(names)
-
-
-def replayable(others: Sequence[str]) -> list[str]:
-    """Return the methods that run in our decoding loop; transformers' own generation cannot be replayed."""
-    return [one for one in others if "transformers_" not in one]
-
-
-def decoding_overrides(temperature: float) -> list[str]:
-    if temperature == 0:
-        return ["decoding=greedy"]
-    return ["decoding=sampling", f"decoding.temperature={temperature:g}"]
-
-
-def hydra_list(values: Sequence[int]) -> str:
-    return f"[{','.join(map(str, values))}]"
-
-
-def contestants_override(names: Sequence[str]) -> str:
-    return f"contestants=[{','.join(names)}]"

@@ -1,12 +1,10 @@
 """Equal budgets: the size of every method at which it costs what the reference costs.
 
-parameters   trained parameters, counted
-latency      draft time while prompts of the corpus are decoded, all methods interleaved
-
-The draft time depends on what a head has learned: a tree search goes deep where frames are confident. The cost of a
-size that is not trained yet is therefore that of the method's head of equal steps, plus the difference between an
-untrained head of that size and an untrained one of its own size. Once the heads of the arm are trained they are timed
-again, and the page names those that missed the tolerance.
+A cost is counted parameters, or the draft time while prompts of the corpus are decoded, all methods interleaved. The
+draft time depends on what a head has learned: a tree search goes deep where frames are confident. The cost of a size
+that is not trained yet is therefore that of the method's head of equal steps, plus the difference between an untrained
+head of that size and an untrained one of its own size. Once the heads of the arm are trained they are timed again, and
+the page names those that missed the tolerance.
 """
 
 from __future__ import annotations
@@ -41,18 +39,17 @@ REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 
 @dataclass(frozen=True)
 class SizeMatch:
-    """The matched size of a method (None: its own), and the ratio of its cost to the reference's, with an interval
-    where it was timed; `how` names what was measured."""
+    """The matched size of a method."""
 
     key: str
-    value: int | None
-    ratio: float
-    interval: tuple[float, float] | None
-    how: str
+    value: int | None  # None: its own size
+    ratio: float  # of its cost to the reference's
+    interval: tuple[float, float] | None  # where the cost was timed
+    how: str  # what was measured
 
 
 def match_sizes(config: ComparisonConfig, store: ResultStore, arm: str) -> dict[str, SizeMatch]:
-    """Return every method's size in an arm; each is searched once and stored."""
+    """Return every method's size in an arm; each is searched once."""
     stored = store.read(MATCHING).get(arm, {})
     missing = [name for name in config.entrants if name not in stored]
     if missing:
@@ -64,17 +61,15 @@ def match_sizes(config: ComparisonConfig, store: ResultStore, arm: str) -> dict[
 
 
 def measure_trained_heads(config: ComparisonConfig, store: ResultStore) -> None:
-    """Time the trained heads of the arm of equal draft time against the reference's; heads already timed are not timed
-    again."""
+    """Time the trained heads of the arm of equal draft time against the reference's."""
     timed = store.read(MATCHING).get(AFTER_TRAINING, {})
     entries = {
         entry["entrant"]: {**entry, "run": entry["same_as"] or name}
         for name, entry in store.read(TRAINING).items()
         if (entry["arm"], entry["seed"]) == (LATENCY, config.seed) and entry["entrant"] in config.entrants
     }
-    if {name: one["overrides"] for name, one in timed.items()} == {
-        name: one["overrides"] for name, one in entries.items()
-    }:
+    made = [{name: one["overrides"] for name, one in part.items()} for part in (timed, entries)]
+    if made[0] == made[1]:  # a head that was trained again is timed again, and with it all others
         return
     meter, sizes, heads = CostMeter(config, store), match_sizes(config, store, LATENCY), {}
     for name, entry in entries.items():
@@ -113,14 +108,13 @@ class CostMeter:
         self.prepared = Path(train.prepared)
 
     def build(self, method: MethodSpec, size_key: SizeKey | None = None, value: int | None = None) -> Any:
-        """Return an untrained head, of its own size or of another."""
         from omegaconf import OmegaConf
 
         if method.name not in self.configs:
             self.configs[method.name] = train_config(self.config, method.overrides)
         config = self.configs[method.name]
         if size_key is not None:
-            config = config.copy()
+            config = config.copy()  # the composed one serves all sizes
             OmegaConf.update(config, size_key.key, value)
         torch.manual_seed(self.config.seed)
         return build_drafter(config.drafter, self.base).for_inference(self.base)
@@ -171,28 +165,26 @@ class CostMeter:
         return SizeMatch(size_key.key, value, ratio(value), None, "parameters counted")
 
     def match_draft_time(self, method: MethodSpec, size_key: SizeKey, heads: Mapping[str, Any]) -> SizeMatch:
-        """Return the size whose draft takes as long as the reference's, interpolated between timed sizes, with the
-        ratio of its draft time, timed again, to the reference's."""
+        """Return the size whose draft takes as long as the reference's, interpolated between timed sizes."""
         values = geometric_sizes(size_key.least, size_key.most, CANDIDATE_SIZES)
         seconds = self.draft_seconds({**heads, **{str(size): self.build(method, size_key, size) for size in values}})
+        # Noise can make a larger size look faster; isotonic, since interpolation needs costs that do not fall.
         medians = [statistics.median(extrapolated_seconds(seconds, str(size))) for size in values]
         value = interpolate_size(values, isotonic(medians), statistics.median(seconds[REFERENCE]))
+        # The interpolated size itself was not timed; its ratio is measured and not interpolated.
         seconds = self.draft_seconds({**heads, str(value): self.build(method, size_key, value)})
         own = extrapolated_seconds(seconds, str(value))
         ratio, interval = ratio_of_medians(own, seconds[REFERENCE], self.config.seed)
         return SizeMatch(size_key.key, value, ratio, interval, DRAFT_TIME)
 
     def draft_seconds(self, drafters: Mapping[str, Any]) -> dict[str, list[float]]:
-        """Return the seconds of a draft, tree building included, one value per repeat.
-
-        The drafters are interleaved at every prompt in random order, so that a disturbance of the machine for a second
-        hits one prompt of each of them.
-        """
+        """Return the seconds of a draft, tree building included, one value per repeat."""
         medians: dict[str, list[float]] = {name: [] for name in drafters}
         rng = random.Random(self.config.seed)
         for repeat in range(self.config.matching.repeats + 1):  # the first one warms up
             drafting, steps = dict.fromkeys(drafters, 0.0), dict.fromkeys(drafters, 0)
             for prompt_L in self.prompts:
+                # Interleaved in random order, so that a disturbance of the machine for a second hits one of each.
                 for name in rng.sample(list(drafters), len(drafters)):
                     profile = profile_answer(self.base, drafters[name], prompt_L, self.settings, self.config.seed)
                     drafting[name] += profile.seconds["draft"] + profile.seconds["tree"]
@@ -203,8 +195,8 @@ class CostMeter:
 
 
 def extrapolated_seconds(seconds: Mapping[str, Sequence[float]], size: str) -> list[float]:
-    """Return the draft time of an untrained size, repeat by repeat: the trained head's plus the difference between the
-    untrained heads."""
+    """Return the draft time of an untrained size, repeat by repeat."""
+    # The trained head's plus the difference between the untrained heads.
     return [own + at - plain for own, at, plain in zip(seconds[OWN], seconds[size], seconds[UNTRAINED], strict=True)]
 
 
@@ -231,10 +223,9 @@ def interpolate_size(values: Sequence[int], costs: Sequence[float], target: floa
     """Return the size at which the non-decreasing line through (values, costs) reaches the target.
 
     values 1 4, costs 10 16, target 12   ->   2
-
-    Where even the smallest costs more than the target, return the largest that costs no more than the smallest: a
-    smaller head would lose quality without drafting faster.
     """
+    # Where even the smallest costs more than the target, the largest that costs no more than the smallest: a smaller
+    # head would lose quality without drafting faster.
     return round(float(np.interp(max(target, costs[0]), costs, values)))
 
 

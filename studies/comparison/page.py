@@ -5,21 +5,24 @@ Rows that failed the losslessness check are named and not printed.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
+from dataclasses import replace
 from itertools import takewhile
 from math import log2
+from pathlib import Path
 
+import pandas as pd
+
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.io import write_text
 from ctcdraft.report.svg import Axes, Figure, Point, assign_colours, axis_ticks, dot, line, numeric_ticks
 from ctcdraft.report.tables import markdown_definitions, markdown_table
 from ctcdraft.training.sweep import Job, svg_plot
-from studies.comparison.config import LATENCY, PARAMETERS, STEPS, TIME, ComparisonConfig
+from studies.comparison.config import LATENCY, PARAMETERS, STEPS, TIME, ComparisonConfig, comparison_config
 from studies.comparison.matching import AFTER_TRAINING
-from studies.comparison.statistics import factor_cells
-from studies.comparison.store import Entry, ResultStore
+from studies.comparison.statistics import factor_cells, write_statistics
+from studies.comparison.store import RULES, Entry, ResultStore
 from studies.comparison.tables import (
     DIFFERENCE_COLUMNS,
     EFFECT_COLUMNS,
@@ -47,6 +50,33 @@ CSV_KEYS = (
     *("evaluation", "kind", "benchmark", "temperature", "drafter", "nodes", "prompts", "tokens", "passes", "tau"),
     *("speedup", "speedup_decode", "c", "v", "o", "predicted_speedup", "draft_parameters", "peak_memory_bytes"),
 )
+LOSSLESS_KEYS = ("equal", "prompts")
+
+
+def rebuild_pages(folders: Sequence[str]) -> None:
+    """Write statistics, page and figures of finished comparisons again, from their JSON files alone."""
+    for folder in folders:
+        store = ResultStore(Path(folder))
+        write_results(stored_config(store), store)
+
+
+def stored_config(store: ResultStore) -> ComparisonConfig:
+    stored = store.read(RULES)
+    if not stored:
+        raise InputError(f"{store.out} holds no finished comparison: there is no {RULES}.json")
+    try:
+        # The stored `out` is where it was made, which may be another machine.
+        return replace(comparison_config(**stored), out=store.out)
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{store.out / RULES}.json is of another version ({' '.join(str(error).split())}); use that version"
+        ) from error
+
+
+def write_results(config: ComparisonConfig, store: ResultStore) -> None:
+    write_statistics(config, store)
+    write_page(config, store)
+    print(f"the page is {config.out / 'page.md'}")
 
 
 def write_page(config: ComparisonConfig, store: ResultStore) -> None:
@@ -59,7 +89,7 @@ def write_page(config: ComparisonConfig, store: ResultStore) -> None:
 
 
 def draw_figures(config: ComparisonConfig, data: ComparisonData) -> dict[str, str]:
-    """Return SVG by file name, of what there are numbers for."""
+    """Return SVG by file name."""
     figures = {}
     if curves := tau_by_nodes(config, data):
         figures["nodes.svg"] = nodes_figure(curves).file()
@@ -71,7 +101,7 @@ def draw_figures(config: ComparisonConfig, data: ComparisonData) -> dict[str, st
 
 
 def grid_jobs(config: ComparisonConfig, data: ComparisonData) -> list[Job]:
-    """Return a grid's cells in the first arm: factor levels, and tau of the first seed at the first reported size."""
+    """Return a grid's cells in the first arm, with tau of the first seed at the first reported size."""
     benchmark, nodes = next(iter(config.benchmarks)), config.reported_sizes[0]
     jobs = []
     for cell, seeds in factor_cells(config, data.training, config.arms[0]).items():
@@ -83,10 +113,11 @@ def grid_jobs(config: ComparisonConfig, data: ComparisonData) -> list[Job]:
 
 
 def nodes_figure(curves: Mapping[str, Sequence[Point]]) -> Figure:
-    """Draw (nodes, tau) of each drafter, best first in the legend; the axis of nodes is logarithmic."""
+    """Draw (nodes, tau) of each drafter, best first in the legend."""
     ordered = sorted(curves.items(), key=lambda item: -item[1][-1][1])
     sizes = sorted({nodes for curve in curves.values() for nodes, _ in curve})
     most = max(tau for curve in curves.values() for _, tau in curve)
+    # Trees double in size from one to the next, so the axis is logarithmic.
     axes = Axes(log2(sizes[-1]), axis_ticks(most)[-1], min_x=log2(sizes[0]))
     shapes = axes.frame("tau by nodes, greedy", "nodes", "tau", [(log2(nodes), f"{nodes:g}") for nodes in sizes])
     colours = assign_colours(f"{name}  {curve[-1][1]:.2f}" for name, curve in ordered)
@@ -98,7 +129,6 @@ def nodes_figure(curves: Mapping[str, Sequence[Point]]) -> Figure:
 
 
 def draft_time_figure(dots: Sequence[tuple[str, float, float]]) -> Figure:
-    """Draw tau against the milliseconds of a draft."""
     ordered = sorted(dots, key=lambda one: -one[2])
     longest, most = max(cost for _, cost, _ in dots), ordered[0][2]
     axes = Axes(axis_ticks(longest)[-1], axis_ticks(most)[-1])
@@ -135,7 +165,6 @@ def page_markdown(config: ComparisonConfig, data: ComparisonData, figures: Seque
 
 
 def conditions_section(config: ComparisonConfig, data: ComparisonData) -> str:
-    """Return hardware and precision, refused rows, learning rates at an edge of the grid, and unmatched methods."""
     machines = sorted({f"{row['hardware']}, {row['dtype']}" for row in data.rows})
     sentences = [f"{'; '.join(machines) or 'nothing is measured yet'}."]
     for row in data.refused:
@@ -153,16 +182,15 @@ def conditions_section(config: ComparisonConfig, data: ComparisonData) -> str:
     ]
     if edges:
         sentences.append(f"Best learning rate at an edge of those tried, perhaps better beyond it: {', '.join(edges)}.")
+    tolerance = f"{config.matching.tolerance:.0%}"
     for arm, name, ratio in unmatched_methods(config, data):
-        sentences.append(
-            f"Not matched within {config.matching.tolerance:.0%} in the arm of {arm}: {name}, {ratio:.2f}."
-        )
+        sentences.append(f"Not matched within {tolerance} in the arm of {arm}: {name}, {ratio:.2f}.")
     return "\n".join(sentences)
 
 
 def unmatched_methods(config: ComparisonConfig, data: ComparisonData) -> Iterator[tuple[str, str, float]]:
-    """Yield (arm, method, its cost over the reference's) outside the tolerance; draft times are of the trained heads
-    where those were timed."""
+    """Yield (arm, method, its cost over the reference's) outside the tolerance."""
+    # An estimate from an untrained head gives way to what the trained one costs.
     parts = {PARAMETERS: PARAMETERS, LATENCY: AFTER_TRAINING if AFTER_TRAINING in data.matching else LATENCY}
     for arm, part in parts.items():
         for name, match in data.matching.get(part, {}).items() if arm in config.arms else ():
@@ -176,10 +204,8 @@ def is_at_edge(rate: float, tried: Sequence[float]) -> bool:
 
 def equal_conditions(config: ComparisonConfig, data: ComparisonData) -> str:
     overrides = " ".join(config.shared_overrides).replace(str(config.raw_config["out"]), "OUT")
-    own = {
-        name: own_overrides(config, data.training[runs[0]])
-        for name, runs in runs_by_method(data, config.arms[0]).items()
-    }
+    methods = runs_by_method(data, config.arms[0])
+    own = {name: own_overrides(config, data.training[runs[0]]) for name, runs in methods.items()}
     shared = [one for one in next(iter(own.values()), []) if all(one in others for others in own.values())]
     own = {name: [one for one in overrides if one not in shared] for name, overrides in own.items()}
     return "\n".join(
@@ -194,7 +220,8 @@ def equal_conditions(config: ComparisonConfig, data: ComparisonData) -> str:
 
 
 def own_overrides(config: ComparisonConfig, entry: Entry) -> list[str]:
-    """Return the overrides of the trainer that the method itself sets: those before the learning rate."""
+    """Return the overrides of the trainer that the method itself sets."""
+    # train_overrides writes shared ones, then the method's, then those of the run, which begin with the learning rate.
     own = entry["overrides"][len(config.shared_overrides) :]
     own = takewhile(lambda one: not one.startswith("trainer.learning_rate="), own)
     return [one for one in own if one.startswith("trainer.")]
@@ -212,11 +239,10 @@ def describe_learning_rate(config: ComparisonConfig) -> str:
 
 
 def page_csv(data: ComparisonData) -> str:
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*CSV_KEYS, "tau_low", "tau_high", "equal", "compared"])
-    for row in data.rows:
-        lossless = row["lossless"]
-        interval = row["tau_ci"] or [None, None]
-        writer.writerow([*(row[key] for key in CSV_KEYS), *interval, lossless["equal"], lossless["prompts"]])
-    return text.getvalue()
+    lines = [
+        [*(row[key] for key in CSV_KEYS), *(row["tau_ci"] or [None, None]), *map(row["lossless"].get, LOSSLESS_KEYS)]
+        for row in data.rows
+    ]
+    header = [*CSV_KEYS, "tau_low", "tau_high", "equal", "compared"]
+    # As objects, or whole numbers of a column with gaps become floats.
+    return pd.DataFrame(lines, columns=header, dtype=object).to_csv(index=False, lineterminator="\n")

@@ -1,8 +1,7 @@
 """Paired differences between methods and effects of factors, with bootstrap intervals over questions (verdict.json).
 
-They are computed from the counts of evaluate.py. Seeds of a method are pooled: a question's tokens and steps are summed
-over them. In a grid every cell is compared with the cell that differs in one factor alone, and all such pairs are
-pooled.
+Seeds of a method are pooled: a question's tokens and steps are summed over them. In a grid every cell is compared with
+the cell that differs in one factor alone, and all such pairs are pooled.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ FactorLevels = tuple[tuple[str, Any], ...]  # levels of the factors, sorted by f
 
 
 def write_statistics(config: ComparisonConfig, store: ResultStore) -> None:
-    """Write verdict.json: differences of the pairs, effects of the factors."""
     training = store.read(TRAINING)
     verdict: dict[str, list[Entry]] = {"differences": [], "effects": []}
     for task, answers in sums_by_task(store).items():
@@ -72,14 +70,14 @@ def row_names(training: Mapping[str, Entry], side: str, arm: str) -> list[str]:
 def factor_effects(
     config: ComparisonConfig, training: Mapping[str, Entry], answers: RowSums, arm: str, nodes: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the difference between each level of a factor and its first one, all else equal: over all cells, and among
-    cells with the same tree (`within`), because some objectives suit one tree only."""
+    """Yield the difference between each level of a factor and its first one, all else equal."""
     cells = factor_cells(config, training, arm)
     base = answers.get((AUTOREGRESSIVE, nodes))
     if base is None:
         return
     for factor in dict.fromkeys(key for cell in cells for key, _ in cell):
-        first, *others = levels_of_factor(cells, factor)
+        first, *others = dict.fromkeys(value for cell in cells for key, value in cell if key == factor)
+        # Over all cells, and among cells with the same tree, because some objectives suit one tree only.
         for level, within in product(others, (None, *(config.readings_as if factor != READING_FACTOR else ()))):
             matched = [  # only seeds that both sides have
                 (cell, seed, answers[ours, nodes], answers[cells[twin][seed], nodes])
@@ -99,20 +97,17 @@ def factor_effects(
 def factor_cells(
     config: ComparisonConfig, training: Mapping[str, Entry], arm: str
 ) -> dict[FactorLevels, dict[int, str]]:
-    """Return row names by factor levels and seed; the tree is a factor, too, where heads have several."""
+    """Return row names by factor levels and seed."""
     cells: dict[FactorLevels, dict[int, str]] = {}
     for name, entry in training.items():
         if entry["arm"] != arm or not entry["factors"]:
             continue
         for number, reading in enumerate(entry["readings"]):
+            # The tree is a factor, too, where heads have several.
             read = {READING_FACTOR: config.readings_as[number]} if len(entry["readings"]) > 1 else {}
             cell = tuple(sorted({**entry["factors"], **read}.items()))
             cells.setdefault(cell, {})[entry["seed"]] = row_name(entry["same_as"] or name, reading)
     return cells
-
-
-def levels_of_factor(cells: Iterable[FactorLevels], factor: str) -> list[Any]:
-    return list(dict.fromkeys(value for cell in cells for key, value in cell if key == factor))
 
 
 def matched_cells(

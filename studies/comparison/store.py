@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -59,19 +60,18 @@ class ResultStore:
         return self.out / "evaluations" / name
 
     def find_trained(self, name: str, overrides: Sequence[str]) -> Entry | None:
-        """Return the entry of a trained head; None if it has to be trained."""
-        entry = self.read(TRAINING).get(name)
-        if entry is None or not RunDirectory(self.run_folder(name)).head.is_file():
+        return self.find_made(TRAINING, name, RunDirectory(self.run_folder(name)).head, overrides)
+
+    def find_evaluated(self, name: str, overrides: Sequence[str]) -> Entry | None:
+        return self.find_made(EVALUATIONS, name, self.evaluation_folder(name) / "report.json", overrides)
+
+    def find_made(self, part: str, name: str, result: Path, overrides: Sequence[str]) -> Entry | None:
+        """Return the entry of a result; None if it has to be made."""
+        entry = self.read(part).get(name)
+        if entry is None or not result.is_file():  # a removed result is made again
             return None
         self.refuse_changed_overrides(name, entry["overrides"], overrides)
         return entry
-
-    def is_evaluated(self, name: str, overrides: Sequence[str]) -> bool:
-        entry = self.read(EVALUATIONS).get(name)
-        if entry is None or not (self.evaluation_folder(name) / "report.json").is_file():
-            return False
-        self.refuse_changed_overrides(name, entry["overrides"], overrides)
-        return True
 
     def refuse_changed_overrides(self, name: str, before: Sequence[str], now: Sequence[str]) -> None:
         """Raise InputError if a result of this name was made with other overrides."""
@@ -89,11 +89,9 @@ class ResultStore:
 
 def present_keys(node: Any) -> Any:
     """Return the content of a file in which keys of earlier versions have their present names."""
-    if isinstance(node, list):
-        return list(map(present_keys, node))
-    return (
-        {OLD_KEYS.get(key, key): present_keys(value) for key, value in node.items()} if isinstance(node, dict) else node
-    )
+    if isinstance(node, dict):
+        return {OLD_KEYS.get(key, key): present_keys(value) for key, value in node.items()}
+    return list(map(present_keys, node)) if isinstance(node, list) else node
 
 
 def present_overrides(overrides: Sequence[str]) -> list[str]:
@@ -107,9 +105,9 @@ def present_overrides(overrides: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class RunTime:
-    """Seconds of a command. Processor time (of all threads) hardly grows on a machine that others use as well."""
+    """Seconds of a command."""
 
-    processor: float
+    processor: float  # of all threads; it hardly grows on a machine that others use as well
     wall: float
 
 
@@ -118,22 +116,18 @@ def run_script(script: str, overrides: Sequence[str], log: Path | None = None) -
     print(shlex.join(["python", script, *overrides]), flush=True)
     command = [sys.executable, str(REPOSITORY / script), *overrides]
     before, began = os.times(), perf_counter()
-    if log is None:
-        status = subprocess.run(command).returncode
-    else:
+    if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w") as stream:
-            status = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT).returncode
+    with log.open("w") if log is not None else nullcontext() as stream:
+        errors = subprocess.STDOUT if stream is not None else None
+        status = subprocess.run(command, stdout=stream, stderr=errors).returncode
     after = os.times()
     if status:
-        raise InputError(failure_message(script, status, log))
+        # Its last line alone: the log may hold hours of progress.
+        output = log.read_text(errors="replace").splitlines() if log is not None else []
+        last = "".join(f": {line.strip()}" for line in [line for line in output if line.strip()][-1:])
+        where = f" (see {log})" if log is not None else ""
+        kept = "finished results are kept, so fix it and run again"
+        raise InputError(f"{script} ended with status {status}{last}{where}; {kept}")
     processor = after.children_user - before.children_user + after.children_system - before.children_system
     return RunTime(processor, perf_counter() - began)
-
-
-def failure_message(script: str, status: int, log: Path | None) -> str:
-    """Return the exit status with the last line of the log."""
-    lines = [] if log is None else [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = f": {lines[-1].strip()}" if lines else ""
-    where = f" (see {log})" if log is not None else ""
-    return f"{script} ended with status {status}{last}{where}; finished results are kept, so fix it and run again"

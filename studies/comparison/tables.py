@@ -1,7 +1,6 @@
 """Tables of a comparison's page, from the rows of its evaluations, its trained heads and its statistics.
 
-A line of a table is a method with its replayed rows by tree size and its timed rows; rows whose tokens are not the
-baseline's are left out.
+A line of a table is a method with its replayed rows by tree size and its timed rows.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from studies.comparison.store import MATCHING, TRAINING, VERDICT, Entry, ResultS
 
 @dataclass(frozen=True)
 class ComparisonData:
-    """Everything a page is made of; `refused` are the rows that failed the losslessness check."""
+    """Everything a page is made of."""
 
     training: Mapping[str, Entry]
     matching: Mapping[str, Any]
     verdict: Mapping[str, Any]
     rows: Sequence[Row]
-    refused: Sequence[Row]
+    refused: Sequence[Row]  # failed the losslessness check
 
     @classmethod
     def of(cls, store: ResultStore) -> ComparisonData:
@@ -57,6 +56,7 @@ def trained_lines(config: ComparisonConfig, data: ComparisonData, arm: str, benc
             continue
         ratio = entry["parameters"] / reference["parameters"] if reference else None
         for reading in entry["readings"]:
+            # A head that the arm did not change was evaluated once, under the name it has at equal steps.
             line = measured_rows(config, data, benchmark, row_name(entry["same_as"] or name, reading))
             if line is not None:
                 yield {**line, "drafter": row_name(name, reading), "entry": entry, "ratio": ratio}
@@ -67,14 +67,13 @@ def untrained_lines(config: ComparisonConfig, data: ComparisonData, benchmark: s
     heads = {entry["same_as"] or name for name, entry in data.training.items()}
     names = dict.fromkeys(row["drafter"] for row in data.rows if row["drafter"].partition("@")[0] not in heads)
     for name in names:
-        line = measured_rows(config, data, benchmark, name)
-        if line is not None:
+        if (line := measured_rows(config, data, benchmark, name)) is not None:
             yield {**line, "drafter": name, "entry": None, "ratio": None}
 
 
 def runs_by_method(data: ComparisonData, arm: str) -> dict[str, list[str]]:
-    """Return the runs of an arm, one per seed, by method; read from the files, because the config of a grid names its
-    last cell alone."""
+    """Return the runs of an arm, one per seed, by method."""
+    # From the files, because the config of a grid names its last cell alone.
     runs: dict[str, list[str]] = {}
     for name, entry in data.training.items():
         if entry["arm"] == arm:
@@ -90,7 +89,6 @@ def measured_rows(config: ComparisonConfig, data: ComparisonData, benchmark: str
 
 
 def tau_by_nodes(config: ComparisonConfig, data: ComparisonData) -> dict[str, list[tuple[float, float]]]:
-    """Return (nodes, tau) of every line of the first arm on the first benchmark."""
     benchmark = next(iter(config.benchmarks))
     lines = [*trained_lines(config, data, config.arms[0], benchmark), *untrained_lines(config, data, benchmark)]
     points = {
@@ -152,8 +150,7 @@ def arm_columns(config: ComparisonConfig) -> Columns:
 
 
 def replay_equal(line: Row) -> str:
-    """Return the questions on which the loop gives the baseline's tokens, over all tree sizes, and the responses that
-    took exactly the replayed steps."""
+    """Return equal questions and responses with exactly the replayed steps, over all tree sizes."""
     rows = [row for row in line["replay"].values() if row is not None]
     if not rows:
         return "-"
@@ -163,7 +160,6 @@ def replay_equal(line: Row) -> str:
 
 
 def plain(*keys: str) -> Columns:
-    """Return columns that show fields as they are."""
     return {key: lambda row, key=key: str(row[key]) for key in keys}  # type: ignore[misc]
 
 
@@ -173,7 +169,6 @@ def titled_table(title: str, lines: Sequence[Row], columns: Columns) -> list[str
 
 
 def sampled_section(config: ComparisonConfig, data: ComparisonData) -> list[str]:
-    """tau above temperature 0, at the reported tree sizes."""
     hot = [temperature for temperature in config.replay.temperatures if temperature > 0]
     rows = [row for row in data.rows if row["kind"] == "replay" and row["temperature"] in hot]
     columns: Columns = {
@@ -198,7 +193,7 @@ def matching_section(data: ComparisonData) -> list[str]:
 
 
 def seeds_section(config: ComparisonConfig, data: ComparisonData) -> list[str]:
-    """tau of each seed of heads that were trained more than once, at the reported tree sizes."""
+    """Return tau of each seed of heads that were trained more than once."""
     lines = []
     for arm in config.arms:
         for method, runs in runs_by_method(data, arm).items():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
+from math import prod
 
 from ctcdraft.drafters.draft_model import save_first_layers
 from ctcdraft.errors import InputError
@@ -22,14 +22,14 @@ from studies.comparison.store import TRAINING, Entry, ResultStore, run_script
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """A head to train: a method in an arm with a seed, and its size where the arm changes it."""
+    """A head to train."""
 
     method: MethodSpec
     arm: str
     seed: int
     steps: int
     rate: float
-    size: tuple[str, int] | None = None
+    size: tuple[str, int] | None = None  # where the arm changes it
 
 
 def run_name(config: ComparisonConfig, method: str, arm: str, seed: int) -> str:
@@ -50,7 +50,6 @@ def train_overrides(config: ComparisonConfig, name: str, store: ResultStore, spe
 
 
 def train_all(config: ComparisonConfig, store: ResultStore) -> None:
-    """Train every missing head of every arm."""
     if config.small is not None:
         save_first_layers(train_config(config, ()).base.path, config.small, store.out / "small")
     rates = {name: best_rate(config, store, method) for name, method in config.entrants.items()}
@@ -58,6 +57,7 @@ def train_all(config: ComparisonConfig, store: ResultStore) -> None:
     def spec(name: str, arm: str, steps: int = config.steps, seed: int = config.seed) -> TrainingSpec:
         return TrainingSpec(config.entrants[name], arm, seed, steps, rates[name])
 
+    # First, since the other arms take from these heads their learned draft times and seconds per step.
     for name in config.entrants:
         train_head(config, store, spec(name, STEPS))
     for arm in config.arms:
@@ -77,8 +77,7 @@ def train_all(config: ComparisonConfig, store: ResultStore) -> None:
 
 
 def best_rate(config: ComparisonConfig, store: ResultStore, method: MethodSpec) -> float:
-    """Return the learning rate with the best held-out tau, of a tie the first. While the best one is at an edge of the
-    rates tried, one more beyond it is tried. A single rate is not tried."""
+    """Return the learning rate with the best held-out tau, of a tie the first; a single rate is not tried."""
     prepare_corpus_first(config, store, method)
     if len(config.learning_rates.values) == 1:
         return config.learning_rates.values[0]
@@ -89,16 +88,14 @@ def best_rate(config: ComparisonConfig, store: ResultStore, method: MethodSpec) 
 
     taus = {rate: trial_tau(rate) for rate in config.learning_rates.values}
     for _ in range(config.learning_rates.beyond):
-        beyond = next_rate(taus)
-        if beyond is None:
+        if (beyond := next_rate(taus)) is None:
             break
         taus[beyond] = trial_tau(beyond)
     return max(taus, key=lambda rate: taus[rate])
 
 
 def next_rate(taus: Mapping[float, float]) -> float | None:
-    """Return the next rate beyond the best one, at its distance from its neighbour; None where the best rate has
-    neighbours on both sides.
+    """Return the next rate beyond the best one, at its distance from its neighbour; None between two neighbours.
 
     1 -> 1.2   2 -> 1.4   4 -> 1.5    ->    8
     """
@@ -110,8 +107,7 @@ def next_rate(taus: Mapping[float, float]) -> float | None:
 
 
 def prepare_corpus_first(config: ComparisonConfig, store: ResultStore, method: MethodSpec) -> None:
-    """Train one step, which makes the corpus and the stored hidden states: their time counts for no method's
-    training."""
+    # One step makes the corpus and the stored hidden states, so that their time counts for no method's training.
     spec = TrainingSpec(method, "prepare", config.seed, 1, config.learning_rates.values[0])
     trained_entry(config, store, "prepare", spec, any_method=True)
 
@@ -119,12 +115,10 @@ def prepare_corpus_first(config: ComparisonConfig, store: ResultStore, method: M
 def train_in_arm(
     config: ComparisonConfig, store: ResultStore, spec: TrainingSpec, match: SizeMatch | None = None
 ) -> None:
-    """Train a head of an arm; a head that the arm does not change is not trained again: its entry names the head of
-    equal steps."""
     equal_steps = run_name(config, spec.method.name, STEPS, spec.seed)
     name = run_name(config, spec.method.name, spec.arm, spec.seed)
     size = (match.key, match.value) if match is not None and match.value is not None else None
-    if size is None and spec.steps == config.steps:
+    if size is None and spec.steps == config.steps:  # the arm does not change it: its entry names the other head
         entry = {**store.read(TRAINING)[equal_steps], "arm": spec.arm, "same_as": equal_steps}
         store.add(TRAINING, name, entry)
     else:
@@ -138,13 +132,9 @@ def train_head(config: ComparisonConfig, store: ResultStore, spec: TrainingSpec)
 def trained_entry(
     config: ComparisonConfig, store: ResultStore, name: str, spec: TrainingSpec, any_method: bool = False
 ) -> Entry:
-    """Return the entry of a head, which is trained now if it is missing.
-
-    Args:
-        any_method: accept a run of this name whatever its overrides.
-    """
+    """Return the entry of a head, which is trained now if it is missing; with `any_method` whatever its overrides."""
     overrides = train_overrides(config, name, store, spec)
-    if any_method and name in store.read(TRAINING):
+    if any_method and name in store.read(TRAINING):  # the corpus is the same, whichever method made it
         return store.read(TRAINING)[name]
     entry = store.find_trained(name, overrides)
     return entry if entry is not None else store.add(TRAINING, name, train_and_record(store, name, overrides, spec))
@@ -168,8 +158,6 @@ def train_and_record(store: ResultStore, name: str, overrides: Sequence[str], sp
 
 def count_head_parameters(store: ResultStore, name: str) -> int:
     """Return the number of trained parameters: all that the head's file holds."""
-    from math import prod
-
     from safetensors import safe_open
 
     with safe_open(store.run_folder(name) / "drafter.safetensors", "pt") as file:
@@ -177,25 +165,20 @@ def count_head_parameters(store: ResultStore, name: str) -> int:
 
 
 def seconds_per_step(config: ComparisonConfig, store: ResultStore, method: str) -> float:
-    """Return the seconds per step of the method's run of equal steps."""
     name = run_name(config, method, STEPS, config.seed)
     entry = store.read(TRAINING)[name]
     seconds = entry.get("seconds", {}).get(config.clock)
     if seconds is None:
-        raise InputError(
-            f"{name} in {store.out} was trained by a version that did not time its steps; remove it there to have it "
-            "trained again"
-        )
+        untimed = "was trained by a version that did not time its steps"
+        raise InputError(f"{name} in {store.out} {untimed}; remove it there to have it trained again")
     return seconds / entry["steps"]
 
 
 def steps_in_time(config: ComparisonConfig, store: ResultStore, method: str) -> int:
-    """Return the number of steps that take the given training time, or the reference's where none is given."""
-    budget = (
-        config.seconds
-        if config.seconds is not None
-        else config.steps * seconds_per_step(config, store, config.reference)
-    )
+    """Return the number of steps that take the given training time, or the reference's."""
+    budget = config.seconds
+    if budget is None:
+        budget = config.steps * seconds_per_step(config, store, config.reference)
     return max(1, round(budget / seconds_per_step(config, store, method)))
 
 
@@ -203,10 +186,5 @@ def methods_with_extra_seeds(config: ComparisonConfig, store: ResultStore) -> li
     """Return the methods trained with more seeds: those named, and the rival with the best held-out tau."""
     names, training = config.extra_seeds.entrants, store.read(TRAINING)
     rivals = [name for name, method in config.entrants.items() if method.rival and name not in names]
-    tau = partial(held_out_tau, training, config)
-    best = [max(rivals, key=tau)] if config.extra_seeds.best_rival and rivals else []
-    return [*names, *best]
-
-
-def held_out_tau(training: Mapping[str, Entry], config: ComparisonConfig, method: str) -> float:
-    return training[run_name(config, method, STEPS, config.seed)]["tau"]
+    taus = {name: training[run_name(config, name, STEPS, config.seed)]["tau"] for name in rivals}
+    return [*names, *([max(rivals, key=taus.__getitem__)] if config.extra_seeds.best_rival and rivals else [])]

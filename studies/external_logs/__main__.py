@@ -1,7 +1,4 @@
-"""`python -m studies.external_logs recorded.path=FILE [recorded.baseline=FILE] [out=FOLDER]`: measure answer files.
-
-The files of Medusa, EAGLE, CTC-drafter and Spec-Bench are read and measured as our own runs are; nothing is decoded.
-"""
+"""`python -m studies.external_logs recorded.path=FILE [recorded.baseline=FILE] [out=FOLDER]`: measure answer files."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ from studies.external_logs.read import read_log
 def run(config: Any) -> None:
     """Measure `recorded.path=`, against `recorded.baseline=` where it is given, and write the report."""
     if config.recorded.path is None:
-        raise InputError(
-            "recorded.path= is missing; give the answer file of the run, as recorded.baseline= alone is not enough"
-        )
+        alone = "as recorded.baseline= alone is not enough"
+        raise InputError(f"recorded.path= is missing; give the answer file of the run, {alone}")
     log = read_log(config.recorded.path)
     baseline = read_log(config.recorded.baseline) if config.recorded.baseline is not None else None
     comparison = compare.compare_logs(log, baseline, config.seed)

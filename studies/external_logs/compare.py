@@ -9,12 +9,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 from ctcdraft.report.tables import (
+    Columns,
     Row,
     aligned_lines,
     format_number,
@@ -32,7 +34,7 @@ from studies.external_logs.metrics import (
     timed_in_both,
     turn_texts,
 )
-from studies.external_logs.read import LoggedRun
+from studies.external_logs.read import LoggedRun, LoggedTurn
 
 MAX_SECONDS_APART = 7 * 24 * 3600  # beyond it two arms were hardly recorded on one machine with one version
 SPEEDS = ("tokens_per_second", *SPEEDUP_MEASURES)
@@ -55,7 +57,7 @@ class LogComparison:
 
 
 def compare_logs(run: LoggedRun, baseline: LoggedRun | None, seed: int) -> LogComparison:
-    """Measure a run, and its baseline where there is one; the bootstrap intervals depend on the seed."""
+    """Measure a run, and its baseline where there is one; `seed` is that of the bootstrap."""
     missing = "answer files hold neither single steps nor times within a turn: no alpha, acceptance rate, c, v or o"
     notes = [*arm_notes(run), Note("", ("tau",), missing)]
     run, uncounted = drop_uncounted(run)
@@ -67,11 +69,8 @@ def compare_logs(run: LoggedRun, baseline: LoggedRun | None, seed: int) -> LogCo
         return LogComparison([log_row(run, None, seed)], [*notes, absent])
     notes += arm_notes(baseline)
     replaced = sum(not turn.token_count for turn in baseline.turns())
-    answers = {
-        question: tuple(replace(turn, token_count=turn.token_count or turn.pass_count) for turn in answer)
-        for question, answer in baseline.answers.items()
-    }
-    baseline = replace(baseline, answers=answers)
+    # Autoregression has one token per forward pass, so its forward passes count tokens that the file does not hold.
+    baseline = recounted(baseline, lambda turn: turn.token_count or turn.pass_count)
     notes += replaced_count_notes(run, baseline, replaced) + pair_notes(run, baseline)
     rows = [log_row(run, baseline, seed), log_row(baseline, baseline, seed) | {"equal": None}]
     if replaced:  # one token per forward pass by construction, which measures nothing
@@ -79,8 +78,15 @@ def compare_logs(run: LoggedRun, baseline: LoggedRun | None, seed: int) -> LogCo
     return LogComparison(rows, notes)
 
 
+def recounted(run: LoggedRun, count: Callable[[LoggedTurn], int]) -> LoggedRun:
+    answers = {
+        question: tuple(replace(turn, token_count=count(turn)) for turn in answer)
+        for question, answer in run.answers.items()
+    }
+    return replace(run, answers=answers)
+
+
 def drop_uncounted(run: LoggedRun) -> tuple[LoggedRun, list[Note]]:
-    """Return the run without questions that lack a token count, and a note on them."""
     kept = {one: answer for one, answer in run.answers.items() if all(turn.token_count for turn in answer)}
     lost = len(run.answers) - len(kept)
     text = f"{lost} of {len(run.answers)} questions lack a token count and are left out: forward passes differ"
@@ -89,7 +95,6 @@ def drop_uncounted(run: LoggedRun) -> tuple[LoggedRun, list[Note]]:
 
 
 def arm_notes(run: LoggedRun) -> list[Note]:
-    """Return the notes on one file alone."""
     untimed, total = sum(not has_times(answer) for answer in run.answers.values()), len(run.answers)
     repeated = f"{len(run.repeated)} questions occur more than once ({abbreviate_ids(run.repeated)}); the last counts"
     models = f"the lines come from {len(run.models)} models or settings: {', '.join(run.models)}"
@@ -107,23 +112,19 @@ def replaced_count_notes(run: LoggedRun, baseline: LoggedRun, turns: int) -> lis
     """Return a note on `turns` turns of the baseline whose token counts are replaced by their forward passes."""
     if not turns:
         return []
-    fewer = {
-        question: tuple(replace(turn, token_count=turn.token_count - 1) for turn in answer)
-        for question, answer in baseline.answers.items()
-    }
+    fewer = recounted(baseline, lambda turn: turn.token_count - 1).answers
     timed = timed_in_both(run, baseline)
     other = log_speedups([run.answers[one] for one in timed], [fewer[one] for one in timed], 0)["speedup_paper"]
     text = (
         f"{turns} of {len(baseline.turns())} turns hold a token count of zero; forward passes (idxs + 1) replace it, "
         "since autoregression has one token per forward pass, and the baseline's acceptance is not measured; with idxs "
         "instead, one token per turn too few, speedup_paper would be "
-        f"{'undefined' if other is None else f'{other:.2f}'}"
+        + ("undefined" if other is None else f"{other:.2f}")
     )
     return [Note(baseline.name, SPEEDS, text)]
 
 
 def pair_notes(run: LoggedRun, baseline: LoggedRun) -> list[Note]:
-    """Return the notes on two files together."""
     both = [question for question in run.answers if question in baseline.answers]
     off = sum(turn.token_count != turn.pass_count for turn in baseline.turns())
     turns = sum(len(run.answers[one]) != len(baseline.answers[one]) for one in both)
@@ -133,24 +134,21 @@ def pair_notes(run: LoggedRun, baseline: LoggedRun) -> list[Note]:
         alone = [question for question in one.answers if question not in other.answers]
         text = f"{len(alone)} questions are in {one.name} alone ({abbreviate_ids(alone)}): only the rest is compared"
         cases.append((alone, "", COMPARED, text))
+    uneven = f"tokens and forward passes differ in {off} of {len(baseline.turns())} turns"
+    some = f"of {len(both)} questions have another"
     cases += [
-        (off, baseline.name, SPEEDUP_MEASURES, f"tokens and forward passes differ in {off} of {len(baseline.turns())} "
-         "turns: this is not plain autoregression"),
-        (turns, "", COMPARED, f"{turns} of {len(both)} questions have another number of turns: are these of one "
-         "benchmark?"),
-        (texts, "", COMPARED, f"{texts} of {len(both)} questions have another text than the baseline's: the arms did "
-         "other work"),
-    ]  # fmt: skip
+        (off, baseline.name, SPEEDUP_MEASURES, f"{uneven}: this is not plain autoregression"),
+        (turns, "", COMPARED, f"{turns} {some} number of turns: are these of one benchmark?"),
+        (texts, "", COMPARED, f"{texts} {some} text than the baseline's: the arms did other work"),
+    ]
     if run.began is not None and baseline.began is not None and abs(run.began - baseline.began) > MAX_SECONDS_APART:
         days = abs(run.began - baseline.began) / 86400
-        dates = f"run {iso_date(run.began)}, baseline {iso_date(baseline.began)}"
+        dates = "run {:%Y-%m-%d}, baseline {:%Y-%m-%d}".format(
+            *(datetime.fromtimestamp(one, UTC) for one in (run.began, baseline.began))
+        )
         text = f"recorded {days:.0f} days apart ({dates}): perhaps not on one machine or with one version"
         cases.append((True, "", SPEEDUP_MEASURES, text))
     return [Note(arm, about, text) for applies, arm, about, text in cases if applies]
-
-
-def iso_date(stamp: float) -> str:
-    return datetime.fromtimestamp(stamp, UTC).date().isoformat()
 
 
 def abbreviate_ids(ids: Sequence[str]) -> str:
@@ -171,15 +169,14 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def write(out: Path, comparison: LogComparison, environment: dict[str, Any]) -> None:
-    """Write report.json and report.md."""
     report = {"rows": comparison.rows, "notes": list(map(vars, comparison.notes)), "environment": environment}
     write_text(out / "report.json", json.dumps(report, separators=(",", ":"), allow_nan=False) + "\n")
     write_text(out / "report.md", markdown(comparison, environment))
 
 
 def note_marks(name: str, arm: str, notes: Sequence[Note]) -> str:
-    """Return ` (1, 3)`: the numbers of the notes on a field of an arm. A speed-up has the notes of both arms."""
-    marks = [
+    """Return ` (1, 3)`: the numbers of the notes on a field of an arm."""
+    marks = [  # a speed-up is of two arms, so it has the notes of both
         str(number)
         for number, note in enumerate(notes, 1)
         if name in note.about and (note.arm in ("", arm) or name in SPEEDUP_MEASURES)
@@ -192,12 +189,10 @@ def row_cells(row: Row, arm: str, notes: Sequence[Note]) -> list[str]:
 
 
 def arm_cells(comparison: LogComparison) -> list[list[str]]:
-    """Return a line per arm: its name and its cells."""
     return [[row["drafter"], *row_cells(row, row["drafter"], comparison.notes)] for row in comparison.rows]
 
 
 def category_cells(comparison: LogComparison) -> list[list[str]]:
-    """Return a line per category of the run."""
     run = comparison.rows[0]
     return [[name, *row_cells(row, run["drafter"], comparison.notes)] for name, row in run["categories"].items()]
 
@@ -207,11 +202,8 @@ def numbered_notes(notes: Sequence[Note]) -> list[str]:
 
 
 def cells_table(first: str, lines: Sequence[Sequence[str]]) -> str:
-    def column(index: int) -> Callable[[Row], str]:
-        return lambda row: row["cells"][index]
-
-    columns = {name: column(index) for index, name in enumerate([first, *COLUMNS])}
-    return markdown_table([{"cells": line} for line in lines], columns)
+    columns: Columns = {key: itemgetter(key) for key in (first, *COLUMNS)}
+    return markdown_table([dict(zip(columns, line, strict=True)) for line in lines], columns)
 
 
 def markdown(comparison: LogComparison, environment: dict[str, Any]) -> str:

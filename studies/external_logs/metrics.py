@@ -29,11 +29,10 @@ DEFINITIONS = {
 }
 
 LoggedAnswer = tuple[LoggedTurn, ...]
-LoggedAnswers = Sequence[LoggedAnswer]
 
 
 def timed_in_both(run: LoggedRun, baseline: LoggedRun) -> list[str]:
-    """Return the questions of both arms that both timed in every turn. Raises InputError if they share none."""
+    """Return the questions that both arms timed in every turn. Raises InputError if they share none."""
     both = [one for one in run.answers if one in baseline.answers]
     if not both:
         raise InputError(f"{run.name} and {baseline.name} have no question in common; give two runs of one benchmark")
@@ -46,16 +45,13 @@ def has_times(answer: LoggedAnswer) -> bool:
 
 def log_row(run: LoggedRun, baseline: LoggedRun | None, seed: int) -> dict[str, Any]:
     ids = list(run.answers)
-    names = [name for name in dict.fromkeys(run.categories.get(one) for one in ids) if name is not None]
-    return {
-        "drafter": run.name,
-        "models": list(run.models),
-        **log_measures(run, baseline, ids, seed),
-        "categories": {
-            name: log_measures(run, baseline, [one for one in ids if run.categories.get(one) == name], seed)
-            for name in names
-        },
-    }
+    by_category: dict[str, list[str]] = {}
+    for one in ids:
+        if one in run.categories:
+            by_category.setdefault(run.categories[one], []).append(one)
+    categories = {name: log_measures(run, baseline, members, seed) for name, members in by_category.items()}
+    whole = log_measures(run, baseline, ids, seed)
+    return {"drafter": run.name, "models": list(run.models), **whole, "categories": categories}
 
 
 def log_measures(run: LoggedRun, baseline: LoggedRun | None, ids: Sequence[str], seed: int) -> dict[str, Any]:
@@ -70,10 +66,8 @@ def log_measures(run: LoggedRun, baseline: LoggedRun | None, ids: Sequence[str],
         "doubled_per_1000": doubled_words_per_1000(texts),
     }
     if baseline is None:
-        return {
-            **measures,
-            **dict.fromkeys((*SPEEDUP_MEASURES, *(f"{name}_ci" for name in SPEEDUP_MEASURES), "equal", "compared")),
-        }
+        intervals = [f"{name}_ci" for name in SPEEDUP_MEASURES]
+        return measures | dict.fromkeys([*SPEEDUP_MEASURES, *intervals, "equal", "compared"])
     timed = [one for one in timed_in_both(run, baseline) if one in ids]
     both = [one for one in ids if one in baseline.answers]
     equal = sum(turn_texts(run.answers[one]) == turn_texts(baseline.answers[one]) for one in both)
@@ -82,8 +76,10 @@ def log_measures(run: LoggedRun, baseline: LoggedRun | None, ids: Sequence[str],
 
 
 def acceptance_intervals(ours: Any, seed: int) -> dict[str, Any]:
+    # With equal weights, a mean over questions is a ratio of totals, too: one bootstrap serves all three.
     tokens = [sum(turn.token_count for turn in answer) for answer in ours]
     passes = [sum(turn.pass_count for turn in answer) for answer in ours]
+    # The paper divides by the 0-based index of the last forward pass.
     last = [sum(max(turn.pass_count - 1, 0) for turn in answer) for answer in ours]
     return {
         "tau_ci": ratio_interval(tokens, passes, seed),
@@ -99,23 +95,28 @@ def mean_interval(values: Sequence[float | None], seed: int) -> list[float] | No
 
 def log_speedups(ours: Any, theirs: Any, seed: int) -> dict[str, Any]:
     """Return three speed-ups over the same questions in both arms, with their intervals."""
-    sums = [[[sum(turn.token_count for turn in answer) for answer in side], [sum(turn.seconds for turn in answer)
-            for answer in side]] for side in (ours, theirs)]  # fmt: skip
+    sums: list[list[float]] = []  # tokens and seconds of ours, then of theirs
+    for side in (ours, theirs):
+        sums.append([sum(turn.token_count for turn in answer) for answer in side])
+        sums.append([sum(turn.seconds for turn in answer) for answer in side])
     questions = [[metrics.tokens_per_second([answer]) or 0.0 for answer in side] for side in (ours, theirs)]
-    turns = [
-        [[metrics.tokens_per_second([[turn]]) or 0.0 for turn in answer] for answer in side] for side in (ours, theirs)
-    ]
     per_turn: list[Sequence[float]] = []
-    for side in turns:  # a mean over turns is a ratio of totals too, over the number of turns
-        per_turn += [[sum(speeds) for speeds in side], [len(speeds) for speeds in side]]
-    flat = [[speed for speeds in side for speed in speeds] for side in turns]
+    flat = []
+    for side in (ours, theirs):  # a mean over turns is a ratio of totals too, over the number of turns
+        speeds = [[metrics.tokens_per_second([[turn]]) or 0.0 for turn in answer] for answer in side]
+        per_turn += [list(map(sum, speeds)), list(map(len, speeds))]
+        flat.append([speed for answer in speeds for speed in answer])
+
+    def ratio_of_ratios(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return (a / b) / (c / d)
+
     return {
         "speedup": ratio(metrics.tokens_per_second(ours), metrics.tokens_per_second(theirs)),
         "speedup_paper": ratio(mean_of_known(questions[0]), mean_of_known(questions[1])),
         "speedup_turns": ratio(mean_of_known(flat[0]), mean_of_known(flat[1])),
-        "speedup_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), [*sums[0], *sums[1]], seed),
+        "speedup_ci": bootstrap_interval(ratio_of_ratios, sums, seed),
         "speedup_paper_ci": ratio_interval(questions[0], questions[1], seed),
-        "speedup_turns_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), per_turn, seed),
+        "speedup_turns_ci": bootstrap_interval(ratio_of_ratios, per_turn, seed),
     }
 
 

@@ -18,13 +18,12 @@ from studies.external_logs.metrics import DEFINITIONS
 
 
 def write_page(out: Path, comparison: LogComparison, environment: Mapping[str, Any]) -> None:
-    """Write report.html and its figure, an SVG file."""
     figures = log_figures(comparison.rows)
     write_page_files(out, log_page(comparison, environment, figures), figures)
 
 
 def rebuild_page(folder: Path) -> Path:
-    """Render the page of a finished comparison again from its report.json; return the path of the page."""
+    """Render the page of a finished comparison again from its report.json; return its path."""
     file = folder / "report.json"
     try:
         report = json.loads(file.read_text())
@@ -36,8 +35,7 @@ def rebuild_page(folder: Path) -> Path:
 
 
 def log_figures(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Return tau by category of the run alone: the baseline has one token per forward pass, and an answer file holds
-    nothing else to draw."""
+    # Of the run alone: the baseline has one token per forward pass, and an answer file holds nothing else to draw.
     figure = acceptance_by_category(rows[:1])
     return {} if figure is None else {"acceptance_by_category": figure}
 

@@ -23,16 +23,11 @@ NUMBER_FIELDS = {"new_tokens": "tokens", "wall_time": "seconds"}
 
 @dataclass(frozen=True)
 class LoggedTurn:
-    """One turn, with the fields by which the metrics of our own responses measure it.
-
-    Args:
-        token_count: 0 where the file does not hold it.
-        pass_count: forward passes.
-    """
+    """One turn, with the fields by which the metrics of our own responses measure it."""
 
     text: str
-    token_count: int
-    pass_count: int
+    token_count: int  # 0 where the file does not hold it
+    pass_count: int  # forward passes
     seconds: float
 
     @property
@@ -45,7 +40,7 @@ class LoggedTurn:
 
     @property
     def committed(self) -> int:
-        """All tokens, because a file does not distinguish the prefill's token from the others."""
+        # All, because a file does not distinguish the prefill's token from the others.
         return self.token_count
 
     @property
@@ -55,14 +50,14 @@ class LoggedTurn:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One file: turns by question id in the order of the file; `repeated` are ids that occur more than once."""
+    """One file: turns by question id, in the order of the file."""
 
     name: str
     models: tuple[str, ...]
     answers: Mapping[str, tuple[LoggedTurn, ...]]
     categories: Mapping[str, str]
-    repeated: tuple[str, ...]
-    choices: int
+    repeated: tuple[str, ...]  # question ids that occur more than once
+    choices: int  # most responses to a question
     began: float | None
 
     def turns(self) -> list[LoggedTurn]:
@@ -70,16 +65,14 @@ class LoggedRun:
 
 
 def read_log(path: str) -> LoggedRun:
-    """Return an answer file, gzipped or not. Raises InputError.
-
-    Of a repeated question the last line counts: these programs append to the file of an earlier attempt, and
-    FastChat's own clean-up keeps the last line.
-    """
+    """Return an answer file, gzipped or not. Raises InputError."""
     answers: dict[str, tuple[LoggedTurn, ...]] = {}
     categories: dict[str, str] = {}
     repeated, models, stamps, choices = [], [], [], 0
     for where, row in read_rows(path):
         question = str(checked_field(row, "question_id", (int, str), where))
+        # The last line counts: these programs append to the file of an earlier attempt, and FastChat's own clean-up
+        # keeps the last line.
         if question in answers:
             repeated.append(question)
         responses = checked_field(row, "choices", (list,), where)
@@ -94,13 +87,12 @@ def read_log(path: str) -> LoggedRun:
             stamps.append(float(row["tstamp"]))
     if not answers:
         raise InputError(f"{path} holds no answer; give an answer file as recorded.path= or recorded.baseline=")
+    names, again = tuple(dict.fromkeys(models)), tuple(dict.fromkeys(repeated))
     named = categories or mt_bench_categories(answers)
-    distinct = tuple(dict.fromkeys(models)), tuple(dict.fromkeys(repeated))
-    return LoggedRun(Path(path).name, distinct[0], answers, named, distinct[1], choices, min(stamps, default=None))
+    return LoggedRun(Path(path).name, names, answers, named, again, choices, min(stamps, default=None))
 
 
 def read_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every line with its location for error messages."""
     try:
         with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as stream:
             for number, line in enumerate(stream, 1):
@@ -115,10 +107,8 @@ def read_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     raise InputError(f"{where} is not a JSON object; give one question per line")
                 yield where, row
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot read {path} ({' '.join(str(error).split())}); give an answer file as recorded.path= or "
-            "recorded.baseline="
-        ) from error
+        give = "give an answer file as recorded.path= or recorded.baseline="
+        raise InputError(f"cannot read {path} ({' '.join(str(error).split())}); {give}") from error
 
 
 def parse_turns(choice: Any, where: str) -> tuple[LoggedTurn, ...]:
@@ -159,6 +149,7 @@ def checked_field(row: dict[str, Any], name: str, types: tuple[type, ...], where
 def mt_bench_categories(ids: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
     """Return the category of every id if all ids are MT-Bench's; nothing otherwise."""
     last = MT_BENCH_FIRST_ID + 10 * len(MT_BENCH_CATEGORIES) - 1
+    # Another benchmark may share some of these ids, so one foreign id is enough to name none.
     if not all(one.isdigit() and MT_BENCH_FIRST_ID <= int(one) <= last for one in ids):
         return {}
     return {one: MT_BENCH_CATEGORIES[(int(one) - MT_BENCH_FIRST_ID) // 10] for one in ids}

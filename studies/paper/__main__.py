@@ -1,7 +1,4 @@
-"""`python -m studies.paper experiment=table_mt_bench [table.recorded=FOLDER] [table.reports=[FILE,...]]`.
-
-The published numbers beside those from the authors' answer files and from our reports; nothing is decoded.
-"""
+"""`python -m studies.paper experiment=table_mt_bench [table.recorded=FOLDER] [table.reports=[FILE,...]]`."""
 
 from __future__ import annotations
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Sequence
-from io import StringIO
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+
+import pandas as pd
 
 from ctcdraft.io import write_text
+from studies.paper.gpu_hours import GpuHoursPlanner
 from studies.paper.tables import MeasuredValue, PaperTable, TableCell
-
-
-class HoursPlanner(Protocol):
-    """Plans the GPU hours that fill a cell: studies/paper/gpu_hours.py."""
-
-    def hours(self, cell: TableCell) -> Any: ...
-
-    def assumptions(self) -> Sequence[str]: ...
-
 
 COLUMNS: dict[str, Callable[[TableCell], str]] = {
     "paper": lambda cell: "" if cell.paper is None else f"{cell.paper:.2f}",
@@ -50,7 +41,7 @@ def format_value(measured: MeasuredValue | None, signed: bool = False) -> str:
 
 
 def table_rows(table: PaperTable, marked: bool = True) -> list[list[str]]:
-    """Return the cells as text; `marked` adds the number of its note to a value of ours."""
+    """Return the cells as text; `marked` adds to a value of ours the number of its note."""
     rows = []
     for cell in table.cells:
         values = {name: column(cell) for name, column in COLUMNS.items()}
@@ -61,7 +52,6 @@ def table_rows(table: PaperTable, marked: bool = True) -> list[list[str]]:
 
 
 def notes_by_heading(table: PaperTable) -> dict[str, list[str]]:
-    """Return the notes below a table by heading; the numbered ones first."""
     sections = {
         "How ours was measured": [f"({number}) {one}" for number, one in enumerate(table.measured, 1)],
         "Rows of our reports that are left out": list(table.left_out),
@@ -70,12 +60,13 @@ def notes_by_heading(table: PaperTable) -> dict[str, list[str]]:
     return {heading: notes for heading, notes in sections.items() if notes}
 
 
-def markdown(table: PaperTable, planner: HoursPlanner | None = None) -> str:
+def markdown(table: PaperTable, planner: GpuHoursPlanner | None = None) -> str:
     """Return the table with its notes and, for every empty cell, the command that fills it and the planned hours."""
     rows = [HEADER, ["---"] * len(HEADER), *table_rows(table)]
     parts = [f"# {table.title}", "\n".join("| " + " | ".join(row) + " |" for row in rows), "\n".join(COLUMN_NOTES)]
     for heading, notes in notes_by_heading(table).items():
         parts += [f"## {heading}", "\n".join(f"- {note}" for note in notes)]
+    # One command fills several cells, both measures and all categories of a benchmark, and is printed once.
     missing = {cell.fill_command: cell for cell in table.cells if cell.ours is None}
     if missing:
         parts.append("## Commands that fill the empty cells")
@@ -95,33 +86,27 @@ def latex_escape(texts: Sequence[str]) -> list[str]:
     return ["".join(LATEX_ESCAPES.get(sign, sign) for sign in text) for text in texts]
 
 
-def csv_text(rows: Iterable[Sequence[str]]) -> str:
-    text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
-def table_csv(table: PaperTable, planner: HoursPlanner | None = None) -> str:
-    rows = [[*HEADER, "ours_measured", "to_fill", "hours_planned"]]
+def table_csv(table: PaperTable, planner: GpuHoursPlanner | None = None) -> str:
+    rows = []
     for row, cell in zip(table_rows(table, marked=False), table.cells, strict=True):
         empty = [cell.fill_command, planned_hours(cell, planner)] if cell.ours is None else ["", ""]
         rows.append([*row, cell.measured or "", *empty])
-    return csv_text(rows)
+    header = [*HEADER, "ours_measured", "to_fill", "hours_planned"]
+    return pd.DataFrame(rows, columns=header).to_csv(index=False, lineterminator="\n")
 
 
 def notes_csv(table: PaperTable) -> str:
-    """Return the notes as a file of their own, since in the table's file they would be rows of it."""
+    # A file of their own, since in the table's file they would be rows of it.
     notes = [[about, note] for about, notes in notes_by_heading(table).items() for note in notes]
-    return csv_text([["about", "note"], *notes])
+    return pd.DataFrame(notes, columns=["about", "note"]).to_csv(index=False, lineterminator="\n")
 
 
-def planned_hours(cell: TableCell, planner: HoursPlanner | None) -> str:
-    """Return the planned hours in words; nothing without a planner or a rate."""
-    hours = None if planner is None else planner.hours(cell)
+def planned_hours(cell: TableCell, planner: GpuHoursPlanner | None) -> str:
+    hours = None if planner is None else planner.hours(cell)  # None without a rate of the GPU
     return "" if hours is None else str(hours)
 
 
-def write(out: Path, table: PaperTable, planner: HoursPlanner | None = None) -> None:
+def write(out: Path, table: PaperTable, planner: GpuHoursPlanner | None = None) -> None:
     write_text(out / "table.md", markdown(table, planner))
     write_text(out / "table.tex", latex(table))
     write_text(out / "table.csv", table_csv(table, planner))

@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from ctcdraft import hardware
 from ctcdraft.config.build import build_drafter
@@ -29,19 +31,13 @@ EVALUATED_ARMS = 3  # checkpoint=RUN compares autoregression, the run and prompt
 
 @dataclass(frozen=True)
 class GpuHours:
-    """Hours of a command.
+    """Hours of a command."""
 
-    Args:
-        answers, evaluation: upper bounds: responses as long as allowed, every method as slow as autoregression.
-        training: without validation.
-        peaks: peak memory of each of the three in bytes; memory: that of the GPU, None if it is not known.
-    """
-
-    answers: float
-    training: float
-    evaluation: float
-    peaks: Mapping[str, int]
-    memory: float | None
+    answers: float  # upper bound: responses as long as allowed
+    training: float  # without validation
+    evaluation: float  # upper bound: every method as slow as autoregression
+    peaks: Mapping[str, int]  # peak memory of each of the three in bytes
+    memory: float | None  # of the GPU in bytes, where it is known
 
     def __str__(self) -> str:
         whole = hardware.format_hours(self.answers + self.training + self.evaluation, "GPU ")
@@ -52,7 +48,6 @@ class GpuHours:
         )
 
     def describe_shortage(self) -> str:
-        """Return what does not fit the GPU's memory, in words; nothing where all of it fits."""
         if self.memory is None:
             return ""
         larger = [f"{name} {format_bytes(peak)}" for name, peak in self.peaks.items() if peak > self.memory]
@@ -60,21 +55,15 @@ class GpuHours:
 
 
 class GpuHoursPlanner:
-    """Plans the hours of a cell, once for each base, training command and benchmark.
-
-    Args:
-        flops, bandwidth, memory: of one GPU, in FLOP/s, bytes/s and bytes.
-        corpus: the fields of CorpusTokenCounts of the corpus that heads are trained on.
-        benchmarks: questions and turns by benchmark.
-    """
+    """Plans the hours of a cell, once for each base, training command and benchmark."""
 
     def __init__(
         self,
-        flops: float | None,
-        bandwidth: float | None,
-        memory: float | None,
-        corpus: Mapping[str, Any],
-        benchmarks: Mapping[str, Mapping[str, int]],
+        flops: float | None,  # per second, of one GPU
+        bandwidth: float | None,  # bytes per second
+        memory: float | None,  # bytes
+        corpus: Mapping[str, Any],  # fields of CorpusTokenCounts of the corpus that heads are trained on
+        benchmarks: Mapping[str, Mapping[str, int]],  # questions and turns by benchmark
     ) -> None:
         self.rate = HardwareSpec.of({"flops": flops, "bandwidth": bandwidth})
         if memory is not None and not check_float(memory, "table.gpu_hours.memory") > 0:
@@ -95,43 +84,40 @@ class GpuHoursPlanner:
         one_process = "trainer.gradient_accumulation_steps=1"
         config = compose_config("train", f"base={base}", one_process, *training.split(), "device=cpu", "dtype=bfloat16")
         sizes = build_meta_base(**node_values(config.base))
-        with torch.device("meta"):
+        with torch.device("meta"):  # a 33B base and its head are counted without memory for their weights
             drafter = build_drafter(config.drafter, sizes).eval()
-        objective, corpus_stats = instantiate_node(config.objective), CorpusStats.from_work(self.counts)
+        objective, corpus_stats = instantiate(config.objective), CorpusStats.from_work(self.counts)
         cost, size = TrainingCost.of(sizes, drafter, objective, corpus_stats, config.trainer), ModelStats.of(sizes)
         seconds = cost.seconds(config.trainer.steps * config.trainer.gradient_accumulation_steps, self.rate)
         answers = self.counts.hours(size, config.answers.batch_size, self.rate)
-        evaluation_counts = self.evaluation_counts(
-            benchmark, compose_config("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens
-        )
-        evaluation = evaluation_counts.hours(size, rows=1, rate=self.rate)
+        most = compose_config("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens
+        evaluated = self.evaluation_counts(benchmark, most)
+        evaluation = evaluated.hours(size, rows=1, rate=self.rate)
         if seconds is None or answers is None or evaluation is None:
             return None
         peaks = {
-            "answers": sum(memory_parts(self.counts, size, instantiate_node(config.answers)).values()),
+            "answers": sum(memory_parts(self.counts, size, instantiate(config.answers)).values()),
             "training": sum(cost.memory.parts().values()),
-            "evaluation": size.weight_bytes
-            + evaluation_counts.longest * size.kv_bytes,  # the head is small beside them
+            "evaluation": size.weight_bytes + evaluated.longest * size.kv_bytes,  # the head is small beside them
         }
         return GpuHours(answers, seconds[0] / 3600, evaluation, peaks, self.memory)
 
     def evaluation_counts(self, benchmark: str, most: int) -> CorpusTokenCounts:
-        """Return the tokens that all methods read and generate; the prompts, which are short, are not counted."""
+        """Return the tokens that all methods read and generate."""
         questions, turns = (self.benchmarks[benchmark][key] for key in ("questions", "turns"))
+        # Later turns read the responses of earlier ones; the prompts, which are short, are not counted.
         recalled = questions * most * turns * (turns - 1) // 2
+        totals = {"prompts": questions, "turns": questions * turns, "recalled": recalled}
+        totals["said"] = questions * turns * most
         return CorpusTokenCounts(
-            prompts=EVALUATED_ARMS * questions,
-            turns=EVALUATED_ARMS * questions * turns,
+            **{key: EVALUATED_ARMS * total for key, total in totals.items()},
             asked=0,
-            recalled=EVALUATED_ARMS * recalled,
-            said=EVALUATED_ARMS * questions * turns * most,
             longest=turns * most,
             longest_prompt=(turns - 1) * most,
             counted="not counted",
         )
 
     def assumptions(self) -> Sequence[str]:
-        """Return the assumptions behind the hours, in sentences."""
         if self.rate.flops is None:
             return [f"GPU hours are {UNKNOWN_RATE} (here table.gpu_hours.flops= and table.gpu_hours.bandwidth=)"]
         return [
@@ -149,13 +135,5 @@ class GpuHoursPlanner:
 
 
 def node_values(node: Any) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
     values: Any = OmegaConf.to_container(node, resolve=True)
     return {key: value for key, value in values.items() if key != "_target_"}
-
-
-def instantiate_node(node: Any) -> Any:
-    from hydra.utils import instantiate
-
-    return instantiate(node)

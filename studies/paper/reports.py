@@ -18,10 +18,10 @@ CellKey = tuple[str, str, str]  # drafter, benchmark, base
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A greedy row that passed the losslessness check; `date` is its report's, "" where the report has none."""
+    """A greedy row that passed the losslessness check."""
 
     report: str
-    date: str
+    date: str  # of its report; "" where that has none
     row: Row
     key: CellKey
 
@@ -36,7 +36,6 @@ class MeasuredRow:
 
     @property
     def circumstances(self) -> str:
-        """How many questions, which hardware and which precision."""
         row = self.row
         count, whole = row["prompts"], PUBLISHED_SIZES.get(row["benchmark"])
         part = f"only {count:,} of {whole:,} questions" if whole and count < whole else f"{count:,} questions"
@@ -57,9 +56,8 @@ def read_reports(names: Sequence[str]) -> tuple[list[MeasuredRow], list[str]]:
             reasons = [(row, exclusion_reason(row)) for row in rows]
             kept += [MeasuredRow.of(name, date, row) for row, why in reasons if why is None]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{name} is not a report.json of a benchmark; give those of evaluate.py as table.reports="
-            ) from error
+            given = "give those of evaluate.py as table.reports="
+            raise InputError(f"{name} is not a report.json of a benchmark; {given}") from error
         left_out += group_sentences((name, row["drafter"], why) for row, why in reasons if why is not None)
         if not rows:
             left_out.append(f"{name}: left out, it holds autoregression alone")
@@ -67,7 +65,6 @@ def read_reports(names: Sequence[str]) -> tuple[list[MeasuredRow], list[str]]:
 
 
 def exclusion_reason(row: Row) -> str | None:
-    """Return why a row is not printed; None if it may be."""
     if row["temperature"] != 0:
         return f"sampled at temperature {row['temperature']:g}, where the table is greedy"
     if not row["prompts"]:
@@ -88,7 +85,7 @@ def select_rows(
 
 
 def newest_row(rows: Sequence[MeasuredRow]) -> MeasuredRow:
-    """Return the newest row, of equal dates the last one."""
+    # max keeps the first of equals: of equal dates the last row is taken.
     return max(reversed(rows), key=lambda one: one.date)
 
 
@@ -105,7 +102,6 @@ def describe_duplicates(
 
 
 def mismatch_reason(place: CellKey, places: Collection[CellKey]) -> str:
-    """Return why a row fits no cell."""
     known = [set(values) for values in zip(*places, strict=True)]
     for kind, value, known_values in reversed(list(zip(("drafter", "benchmark", "base"), place, known, strict=True))):
         if value not in known_values:

@@ -11,6 +11,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import difference_interval
 from studies.external_logs.compare import LogComparison, compare_logs
@@ -31,51 +33,36 @@ TIME_SHARES = {
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """A value and its 95 % interval, where there is one."""
-
     value: float
-    interval: Sequence[float] | None = None
+    interval: Sequence[float] | None = None  # of 95 %
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """One value of a published table and its counterparts.
-
-    Args:
-        measure: the paper's symbol, gamma or beta.
-        paper: as printed; None where the paper leaves the cell out.
-        recomputed: from the authors' answer files by the paper's convention; corrected: by ours.
-        ours: measured here, by our convention.
-        training: overrides of train.py that train this drafter.
-        measured: the report, number of questions, hardware and precision of ours.
-    """
+    """One value of a published table and its counterparts."""
 
     drafter: str
     benchmark: str
     base: str
-    measure: str
-    paper: float | None
-    recomputed: MeasuredValue | None
-    corrected: MeasuredValue | None
-    ours: MeasuredValue | None
-    training: str
-    measured: str | None = None
+    measure: str  # the paper's symbol, gamma or beta
+    paper: float | None  # as printed; None where the paper leaves the cell out
+    recomputed: MeasuredValue | None  # from the authors' answer files, by the paper's convention
+    corrected: MeasuredValue | None  # from the same files, by our convention
+    ours: MeasuredValue | None  # measured here, by our convention
+    training: str  # overrides of train.py that train this drafter
+    measured: str | None = None  # the report, number of questions, hardware and precision of ours
 
     @property
     def difference(self) -> MeasuredValue | None:
-        """Ours minus the corrected value of the answer files, both by the same convention.
-
-        Both are samples of questions with an interval of their own. A report does not hold the numbers of its
-        questions, so the widths are added as independent ones; there is no interval where either side has none.
-        """
+        """Ours minus the corrected value of the answer files, both by the same convention."""
         if self.ours is None or self.corrected is None:
             return None
+        # A report does not hold the numbers of its questions, so the widths are added as independent ones.
         sides = self.ours.value, self.ours.interval, self.corrected.value, self.corrected.interval
         return MeasuredValue(self.ours.value - self.corrected.value, difference_interval(*sides))
 
     @property
     def fill_command(self) -> str:
-        """The commands that measure this cell."""
         run, benchmark = f"runs/{self.drafter}-{self.base}", self.benchmark.partition("/")[0]
         return (
             f"python train.py base={self.base} {self.training} corpus=sharegpt corpus.path=FILES run={run} && "
@@ -85,14 +72,11 @@ class TableCell:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A published table: labels of the bases, cells, notes on what the paper and its files do not hold, and sentences
-    on the rows of our reports that fill no cell."""
-
     title: str
-    bases: Mapping[str, str]
+    bases: Mapping[str, str]  # labels
     cells: Sequence[TableCell]
-    notes: Sequence[str]
-    left_out: Sequence[str] = ()
+    notes: Sequence[str]  # on what the paper and its files do not hold
+    left_out: Sequence[str] = ()  # rows of our reports that fill no cell
 
     @property
     def measured(self) -> list[str]:
@@ -101,19 +85,14 @@ class PaperTable:
 
 
 def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> PaperTable:
-    """Return a published table, filled as far as possible. Raises InputError.
+    """Return a published table, filled from the authors' answer files in a folder and from our report.json files.
 
-    Args:
-        name: of a file of published values.
-        recorded: a folder of the authors' answer files.
-        reports: our report.json files.
+    Raises InputError.
     """
     file = PUBLISHED_FOLDER / f"{name}.yaml"
     if not file.is_file():
         names = ", ".join(sorted(one.stem for one in PUBLISHED_FOLDER.glob("*.yaml")))
         raise InputError(f"no published table {name}; there are {names}")
-    from omegaconf import OmegaConf
-
     published: Any = OmegaConf.to_container(OmegaConf.load(file))
     logs = dict(read_log_pairs(Path(recorded), published)) if recorded is not None else {}
     measured, excluded = read_reports(reports)
@@ -181,17 +160,16 @@ def matches_printed(one: TableCell, other: TableCell) -> bool:
 
 
 def category_row(row: Row, category: str) -> Row | None:
-    """Return the row, or that of one of its categories."""
     return row if not category else row["categories"].get(category)
 
 
 def measured_value(row: Row | None, measure: str) -> MeasuredValue | None:
-    """Return a measure of a row; None where it was not measured (answer files hold no times of phases)."""
+    """Return a measure of a row; None where it was not measured."""
     if row is None:
         return None
     if measure not in TIME_SHARES:
         return None if row[measure] is None else MeasuredValue(row[measure], row.get(f"{measure}_ci"))
-    time = row.get("time", {"read": None})
+    time = row.get("time", {"read": None})  # answer files hold no times of phases
     if time["read"] is None:
         return None
     parts = {name: sum(time[part] for part in parts) for name, parts in TIME_SHARES.items()}

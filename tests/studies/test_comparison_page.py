@@ -18,7 +18,7 @@ from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 from studies.comparison import page
 from studies.comparison.config import MethodSpec
 from studies.comparison.evaluate import checked_counts, evaluation_specs, write_counts
-from studies.comparison.run import rebuild_pages
+from studies.comparison.page import rebuild_pages
 from studies.comparison.statistics import factor_effects, write_statistics
 from studies.comparison.store import EVALUATIONS, MATCHING, OLD_KEYS, RULES, TRAINING, VERDICT, ResultStore
 

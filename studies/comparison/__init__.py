@@ -1,1 +1,0 @@
-"""Comparisons of draft methods at equal budgets: config -> train (and matching) -> evaluate -> statistics -> page."""

@@ -1,1 +1,0 @@
-"""Published tables of a paper beside the authors' answer files and our own reports."""
