@@ -41,7 +41,7 @@ class DraftHead(nn.Module):
 
     @abstractmethod
     def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
-        """Return the tree for a context and the memory for the next call; see decoding.settings.Drafter."""
+        """Return the tree for a context and the memory for the next call; see decoding.loop.Drafter."""
 
     def metrics(self, batch: Batch) -> dict[str, float]:
         """Return measures, by name, that are logged beside the loss at every validation."""
