@@ -45,10 +45,10 @@ def main() -> None:
             name: [f"hidden_states.path={store / name}", f"hidden_states.precision={name}"] for name in PRECISIONS
         }
         live = losses(options, Path(place) / "live", ["hidden_states=online"])
-        print(f"{options.steps} steps of {ROWS} rows, float32; loss live {live[0]:.4f} to {live[-1]:.4f}")
+        print(f"{options.steps} steps of {ROWS} rows, float32; loss online {live[0]:.4f} to {live[-1]:.4f}")
         for name, overrides in stored.items():
             compare(name, live, losses(options, Path(place) / name, ["hidden_states=offline", *overrides]))
-        compare("live, seed 1", live, losses(options, Path(place) / "seed", ["hidden_states=online", "seed=1"]))
+        compare("online, seed 1", live, losses(options, Path(place) / "seed", ["hidden_states=online", "seed=1"]))
 
 
 def losses(options: argparse.Namespace, run: Path, overrides: list[str]) -> list[float]:
@@ -70,7 +70,7 @@ def compare(name: str, live: list[float], other: list[float]) -> None:
     print(
         f"{name:12} first step {apart[0]:.2e} apart, largest {max(apart):.2e}, median {statistics.median(apart):.2e}; "
         f"mean loss of the last {last} steps {statistics.mean(other[-last:]):.4f} "
-        f"(live {statistics.mean(live[-last:]):.4f})"
+        f"(online {statistics.mean(live[-last:]):.4f})"
     )
 
 
@@ -83,7 +83,7 @@ def read(options: argparse.Namespace, store: Path) -> None:
     tokens = sum(map(len, rows.tokens))
     print(f"{len(rows):,} rows, {tokens:,} tokens, states of {base.width} values; in batches of {ROWS} rows")
     rates = [rate(lambda batch: live(base, rows, batch), rows, seed, 5) for seed in range(options.repeats)]
-    print(f"live      {spread(rates)}, read by the base")
+    print(f"online    {spread(rates)}, read by the base")
     bytes_of: dict[str, int] = {}
     for name in PRECISIONS:
         states = OfflineHiddenStates(base, rows.tokens, str(store / name), name, 64, 100)

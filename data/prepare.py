@@ -49,7 +49,8 @@ def main(config: DictConfig) -> None:
     shard = Shard.parse(config.shard)
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
-    # Without weights the plan is made from the config of the base model; show= needs responses, so it needs weights.
+    # Without weights the plan is made from the config of the base model. show= generates absent responses, so it needs
+    # weights.
     dry_run_base = meta_base(config.base) if config.plan_only and not config.show else None
     if dry_run_base is not None:
         hardware = HardwareSpec.of(config.plan)

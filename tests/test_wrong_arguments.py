@@ -147,7 +147,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", train_args("run=x", "base.path=mamba"), "no attention heads"),
         (
             "evaluate.py",
-            ["checkpoint=run", "base=local", "base.path=nowhere", "explorer._target_=ctcdraft.Absent"],
+            ["checkpoint=run", "base=local", "base.path=nowhere", "trace._target_=ctcdraft.Absent"],
             "check the name in _target_",
         ),
         ("evaluate.py", ["checkpoint=nowhere"], "contestant nowhere is neither a run directory"),

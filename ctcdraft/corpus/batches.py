@@ -47,7 +47,7 @@ def first_fit_packing(size: int) -> PackingFunction:
 def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open: int = MAX_OPEN_PACKS) -> list[Pack]:
     """Return packs in the order in which they were opened: a response goes into the oldest one with enough free tokens.
 
-    A response longer than `size` is a pack by itself.
+    One that fits nowhere opens a pack; a response longer than `size` is a pack by itself.
 
     size 10, responses of 6 5 4 5 tokens   ->   [6 4] [5 5]
     """

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ctcdraft.corpus.readers import Record, get_column, read_records
 from ctcdraft.corpus.types import Conversation
 from ctcdraft.errors import InputError, check_int
+from ctcdraft.io import atomic_write
 
 HashArray = npt.NDArray[np.uint64]
 
@@ -153,4 +154,10 @@ def unique_hashes(records: Iterable[Record], words: int) -> HashArray:
 
 def write_hashes(records: Iterable[Record], words: int, out: Path) -> None:
     """Write the n-gram hashes of a benchmark to an .npz, as tests/ship_benchmarks.py does for data/tiny/leakage."""
-    np.savez(out, words=np.int64(words), sequences=unique_hashes(records, words))
+    hashes = unique_hashes(records, words)
+
+    def save(draft: Path) -> None:
+        with draft.open("wb") as stream:  # np.savez appends .npz to a path
+            np.savez(stream, words=np.int64(words), sequences=hashes)
+
+    atomic_write(out, save)

@@ -12,7 +12,6 @@ still learns something. So every mask is checked against its template again befo
 from __future__ import annotations
 
 import os
-import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -58,6 +57,7 @@ class TokenStore(Sequence[Row]):
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         tokens, masks, lengths = array("i"), bytearray(), array("q")
         self._row_fields: list[tuple[str, int, str, bool, int]] = []
+        shared: dict[str, str] = {}
         for line in lines:
             if len(line["tokens"]) != len(line["mask"]):
                 raise InputError(
@@ -67,7 +67,7 @@ class TokenStore(Sequence[Row]):
             tokens.extend(line["tokens"])
             masks.extend(map(bool, line["mask"]))
             lengths.append(len(line["tokens"]))
-            category = sys.intern(line["category"])  # one string object per category
+            category = shared.setdefault(line["category"], line["category"])  # one object for a million rows
             self._row_fields.append((line["id"], line["turn"], category, line["ended"], line["sample"]))
         self._ends = array("q", accumulate(lengths, initial=0))
         # torch.frombuffer refuses an empty buffer.

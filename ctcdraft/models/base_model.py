@@ -235,7 +235,7 @@ class BaseLM(nn.Module):
         if len(self.aux_layers) == 1:
             return output.last_hidden_state
         return torch.cat(
-            [output.last_hidden_state, *(output.hidden_states[tap] for tap in self.aux_layers[1:])], dim=-1
+            [output.last_hidden_state, *(output.hidden_states[layer] for layer in self.aux_layers[1:])], dim=-1
         )
 
     def fingerprint(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ MIN_CONTEXT_LENGTH = 5  # tokens: `refuse_inexact_tree_attention` reads four aft
 
 def checked_context_length(context_length: int | None, config: Any, name: str) -> int:
     """Return `context_length`, or for None the longest of the config; raise InputError for an impossible one."""
-    # With rotary scaling it is the scaled length; some configs have none.
+    # max_position_embeddings is the scaled length where the config scales rotary positions; some configs have none.
     most = getattr(config, "max_position_embeddings", None)
     length: Any = most if context_length is None else context_length
     valid = isinstance(length, int) and not isinstance(length, bool) and length >= MIN_CONTEXT_LENGTH
@@ -66,7 +66,9 @@ def refuse_unsupported_config(config: Any, name: str) -> None:
 def refuse_aux_layers(aux_layers: Sequence[str | int], layers: int) -> None:
     """Raise InputError for values of base.aux_layers that name no layers of the base."""
     inner = aux_layers[1:]
-    if list(aux_layers[:1]) != ["last"] or any(not isinstance(tap, int) or not 0 <= tap < layers for tap in inner):
+    if list(aux_layers[:1]) != ["last"] or any(
+        not isinstance(layer, int) or not 0 <= layer < layers for layer in inner
+    ):
         raise InputError(
             f'base.aux_layers must be "last" and then layers from 0 to {layers - 1}, as in [last,{layers // 2}], '
             f"got {list(aux_layers)}"
@@ -91,7 +93,7 @@ class ReferenceLogits:
         # An offloaded model has no device; accelerate's hooks take tokens from the host.
         device = lm.device if lm.device.type != "meta" else torch.device("cpu")
         attention = lm.config._attn_implementation
-        # Models are loaded on the CPU, for which flash attention has no kernels.
+        # Where the model is on the CPU, for which flash attention has no kernels.
         lacks_kernels = device.type == "cpu" and "flash" in str(attention)
         try:
             if lacks_kernels:

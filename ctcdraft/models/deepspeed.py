@@ -7,6 +7,7 @@ the others and is refused elsewhere. No other module imports deepspeed.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -43,17 +44,16 @@ def load_deepspeed(device: str) -> Any:
 
 def import_deepspeed(device: str) -> Any:
     """Import deepspeed with the environment variables and switches that this device needs."""
+    if importlib.util.find_spec("deepspeed") is None:  # before the environment of a sweep's next job is changed
+        raise InputError("engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed")
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in SINGLE_PROCESS_ENV.items():
         os.environ.setdefault(name, value)
     # Its loaders unpickle with weights_only=False, which executes a hostile file; this switch of torch overrides them.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    try:
-        import deepspeed  # here and not above, as it takes seconds
-    except ImportError as error:
-        sentence = "engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed"
-        raise InputError(sentence) from error
+    import deepspeed  # here and not above, as it takes seconds
+
     if device == "cpu":
         # Otherwise it compiles an operator for half a minute, and fails where there is no compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -149,6 +149,8 @@ def attach_adapter(lm: Any, adapter: str, key: str = "base.adapter") -> Any:
             raise InputError(f"the adapter {adapter} {cause}; give another one as {key}=")
         # peft reads adapter_model.safetensors, and only in its absence adapter_model.bin, with weights_only=True.
         return peft.PeftModel.from_pretrained(lm, adapter)
+    except InputError:
+        raise
     except UnpicklingError as error:
         raise unsafe_pickle_error(adapter, key) from error
     except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
@@ -165,8 +167,13 @@ def merge_trained_adapter(base: BaseLM, folder: Path) -> None:
     weights = folder / "adapter_model.safetensors"
     if not weights.is_file():
         raise InputError(f"there is no {weights}; give the adapter/ of a run of adapt=lora as base.adapted=")
-    attach_adapter(base.lm, str(folder), "base.adapted").merge_and_unload()
-    base.adapted = tensors_hash(load_file(weights))
+    try:
+        attach_adapter(base.lm, str(folder), "base.adapted").merge_and_unload()
+        base.adapted = tensors_hash(load_file(weights))
+    except InputError:
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # such as weights that no LoRA merges into
+        raise InputError(f"cannot merge {folder} into {base.name}: {first_line(error)}; check base.adapted=") from error
     base.lm.eval().requires_grad_(False)
     base.name += ", changed by LoRA"
 

@@ -13,6 +13,8 @@ from ctcdraft.batch import Batch
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.nn.heads import Emissions
 
+SUPERVISED = ("states", "transductions", "alignments", "tokens")  # the strictest first
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -67,7 +69,10 @@ class WeightedSum:
         other = [f"{name} has {part.labels}" for name, part in parts.items() if part.labels != labels]
         if other:
             raise InputError(f"objective.labels={labels}, but {', '.join(other)}; set them equal in all parts of a sum")
-        if {"alignments", "transductions"} <= {getattr(part, "supervises", "tokens") for part in parts.values()}:
+        kinds = {getattr(part, "supervises", "tokens") for part in parts.values()}
+        if unknown := kinds - set(SUPERVISED):
+            raise InputError(f"`supervises` must be one of {', '.join(SUPERVISED)}, got {unknown.pop()}")
+        if {"alignments", "transductions"} <= kinds:
             raise InputError(
                 f"objective.parts={', '.join(parts)} disagree: in some of them repeated frames merge, in others "
                 "they do not; sum ctc and prefix_ctc, or transducer and prefix_transducer"
@@ -79,7 +84,7 @@ class WeightedSum:
     def supervises(self) -> str:
         """What the strictest part supervises: hidden states need an EAGLE drafter, alignments train the blank."""
         kinds = {getattr(part, "supervises", "tokens") for part in self.parts.values()}
-        return next(kind for kind in ("states", "transductions", "alignments", "tokens") if kind in kinds)
+        return next(kind for kind in SUPERVISED if kind in kinds)
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         losses = {name: part(emissions, batch) for name, part in self.parts.items()}

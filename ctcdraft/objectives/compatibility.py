@@ -81,4 +81,8 @@ def kinds(objective: Any, frame_tree: Any) -> tuple[str | None, str | None]:
 
     An objective of one's own need not, and sequential drafters have no frames to read.
     """
-    return getattr(objective, "supervises", None), getattr(frame_tree, "interprets_as", None)
+    declared = getattr(objective, "supervises", None), getattr(frame_tree, "interprets_as", None)
+    for part, name in zip((objective, frame_tree), declared, strict=True):
+        if name == "words":
+            raise InputError(f'{type(part).__name__} declares "words", which is called "tokens" now; rename it')
+    return declared

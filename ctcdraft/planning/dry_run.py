@@ -1,6 +1,6 @@
 """Plan of a training run whose base model is absent: drafter and objective run on the meta device, on shapes alone.
 
-Operations and bytes of a step are counted there; hours follow from hardware rates that the user gives.
+Operations and bytes of a step are counted on that device; hours follow from hardware rates that the user gives.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def plan_dry_run(
     """Return the plan of a run whose base model and drafter are on the meta device.
 
     Args:
-        settings: steps, accumulate, rows, anchors, pack and max_length, as under `trainer`.
+        settings: keys of `trainer`: steps, gradient_accumulation_steps, batch_size, anchors_per_sequence, pack_length
+            and max_length.
         rate: of the hardware, from which the hours follow.
         world: processes that share the batches of a step. Memory is that of each process, hours those of the run.
     """

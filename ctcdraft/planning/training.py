@@ -38,14 +38,14 @@ def plan_training(
     batches: Batches,
     engine: TorchEngine,
     steps: int,
-    accumulate: int,
+    gradient_accumulation_steps: int,
     done: int = 0,
 ) -> str:
     """Return the plan of a run; one forward and backward pass is timed, so an error in it is raised here.
 
     Args:
         steps: optimiser steps of the whole run.
-        accumulate: batches per step, shared by all processes.
+        gradient_accumulation_steps: batches per step, shared by all processes.
         done: steps that a resumed run has taken already.
 
     Raises:
@@ -59,8 +59,9 @@ def plan_training(
     trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.trainable_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
     size, left = ModelStats.of(base), max(steps - done, 0)
-    hours = seconds * left * accumulate / engine.distributed.world_size / 3600
+    hours = seconds * left * gradient_accumulation_steps / engine.distributed.world_size / 3600
     memory = StepMemory(size, trained, batch, saved_bytes, emission_bytes)
+    several = "" if gradient_accumulation_steps == 1 else f"{gradient_accumulation_steps} x "
     of_base = f" (and {trained - own:,} of the base)" if trained > own else ""
     return "\n".join(
         [
@@ -68,8 +69,8 @@ def plan_training(
             *describe_draft_vocab(drafter, batches.rows, base.vocabulary),
             f"corpus      {len(batches.rows):,} responses, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
-            f"steps       {steps:,} of {'' if accumulate == 1 else f'{accumulate} x '}{rows} rows x {anchors} anchors, "
-            f"{steps * accumulate / batches.steps_per_epoch:.1f} epochs"
+            f"steps       {steps:,} of {several}{rows} rows x {anchors} anchors, "
+            f"{steps * gradient_accumulation_steps / batches.steps_per_epoch:.1f} epochs"
             f"{f'; {done:,} of them are done' if done else ''}",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB per batch if they were kept whole (they are not)",
             f"frames      {reading}",

@@ -157,7 +157,7 @@ def refuse_unknown_keys(deepspeed: Any, config: Mapping[str, Any]) -> None:
     sections = {f"{key}.": value for key, value in config.items() if isinstance(value, Mapping)}
     for place, section in {"": config, **sections}.items():
         for key in [key for key in section if key not in names]:
-            close = difflib.get_close_matches(key, names, 1)
+            close = difflib.get_close_matches(str(key), names, 1)
             hint = f"did you mean {close[0]}?" if close else "leave it out"
             raise InputError(f"engine.deepspeed.{place}{key} is no key that DeepSpeed reads; {hint}")
 

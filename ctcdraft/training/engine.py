@@ -61,7 +61,7 @@ class TorchEngine:
         self.parameters = parameters
         self.settings = settings
         self.distributed = distributed
-        # A lambda, because a state_dict of LambdaLR would hold the attributes of any other callable.
+        # A lambda, because a state_dict of LambdaLR would hold the attributes of a callable that is no function.
         self.lr_factor = lambda step: warmup_cosine(step, settings)
         self.optimisers = self.build_optimizers(*split_by_weight_decay(parameters))
         self.schedules = [LambdaLR(optimizer, self.lr_factor) for optimizer in self.optimisers]

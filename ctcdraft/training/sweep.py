@@ -17,7 +17,7 @@ import yaml
 
 from ctcdraft.io import write_text
 from ctcdraft.progress import format_minutes
-from ctcdraft.renamed import current
+from ctcdraft.renamed import current, current_key
 
 FAILURE_FILE = "failed.json"
 LOCATION_KEYS = ("run", "resume", "overwrite", "plan_only")  # keys that do not change what is trained
@@ -62,7 +62,8 @@ def forget_failure(folder: Path) -> None:
 def read_failure(folder: Path) -> Failure | None:
     try:
         content = json.loads((folder / FAILURE_FILE).read_text())
-        return Failure(folder.name, content["values"], content["reason"])
+        values = {current_key(key): value for key, value in content["values"].items()}
+        return Failure(folder.name, values, content["reason"])
     except (OSError, ValueError, KeyError):
         return None
 
@@ -70,7 +71,7 @@ def read_failure(folder: Path) -> Failure | None:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl that a run has written so far; none before the first."""
     metrics = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # no file yet, or bytes that are no text
         for line in (folder / "metrics.jsonl").read_text().splitlines():
             with contextlib.suppress(ValueError):  # the last line may be half written
                 metrics.append(json.loads(line))
@@ -197,7 +198,7 @@ def describe_best_setting(ranked: Sequence[Sequence[float]]) -> str:
     freedom = sum(len(taus) - 1 for taus in repeated)
     if not freedom:
         return f"{conclusion}; no setting was run with two seeds, so its noise is unknown: add seed=0,1,2 data_seed=0."
-    # The noise over seeds is pooled: a few seeds of one setting say little about it.
+    # The noise over seeds is pooled: a few seeds of one setting are too few for its estimate.
     noise = (sum(statistics.variance(taus) * (len(taus) - 1) for taus in repeated) / freedom) ** 0.5
     # Standard deviation of the difference of two means, each over its own number of seeds.
     error = noise * sum(1 / len(taus) for taus in ranked[:2]) ** 0.5

@@ -14,7 +14,7 @@ def some_lines(count=20):
     for number in range(count):
         length = rng.randrange(0 if number == 3 else 2, 30)
         yield {
-            "id": f"p{number // 2}", "turn": number % 2, "sample": number % 3, "category": rng.choice(["a", "b"]),
+            "id": f"p{number // 2}", "turn": number % 2, "sample": number % 3, "category": rng.choice(["a", "b", 3]),
             "tokens": rng.choices(range(50_000), k=length), "mask": rng.choices((0, 1), k=length),
             "ended": rng.random() < 0.5, "cut": 0, "ids": "generated",
         }  # fmt: skip

@@ -10,20 +10,23 @@ from truths_heads import beginnings, slow_conditioned_texts
 from ctcdraft.ctc.next_label import PrefixBatch
 
 
-def random_frames(seed, *shape, zeros=0.0):
+def random_frames(seed, *shape, zeros=0.0, peak=2.0):
     rng = torch.Generator().manual_seed(seed)
-    logits = 2.0 * torch.randn(*shape, dtype=torch.float64, generator=rng)
+    logits = peak * torch.randn(*shape, dtype=torch.float64, generator=rng)
     dead = torch.rand(shape, generator=rng) < zeros
     dead[..., 0] = False
     return logits.masked_fill(dead, -torch.inf).softmax(-1)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(18))
 def test_a_batch_of_prefixes_against_every_alignment(seed):
-    """All prefixes of one to three tokens at once, repeats and impossible ones among them."""
+    """All prefixes of one to three tokens at once, repeats and impossible ones among them.
+
+    From seed 12 on frames are as peaked as those of trained heads, where rounding and underflow would show.
+    """
     frames, classes = 2 + seed % 4, 3 + seed % 2
     blank = classes - 1 if seed % 3 else 0
-    probs_TC = random_frames(seed, frames, classes, zeros=(seed % 3) / 6)
+    probs_TC = random_frames(seed, frames, classes, zeros=(seed % 3) / 6, peak=2.0 if seed < 12 else 15.0)
     tokens = [c for c in range(classes) if c != blank]
     for length in (0, 1, 2, 3):
         prefixes = list(itertools.product(tokens, repeat=length))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from truths import slow_prefix_probability
 from truths_heads import beginnings, independent, slow_conditioned_texts, slow_transduce
 
 from ctcdraft.batch import Batch
+from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.errors import InputError
 from ctcdraft.nn import heads
 from ctcdraft.nn.draft_vocab import DraftVocabHead
 from ctcdraft.nn.heads import BlankHead, Emissions, TokenEmissions, TokenHead
 from ctcdraft.nn.logit_correction import MarkovCorrection
 from ctcdraft.objectives.base import WeightedSum
+from ctcdraft.objectives.compatibility import refuse_incompatible
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC, PrefixCTC, PrefixTransducer, Transducer
 from ctcdraft.objectives.distillation import Distill, base_states_at_labels, kl, total_variation
@@ -181,6 +184,15 @@ def test_emissions_that_do_not_fit_are_refused(name):
         OBJECTIVES[name](emissions(frames=2), batch())
     with pytest.raises(InputError, match=r"the drafter returns tuple"):
         OBJECTIVES[name]((), batch())
+
+
+def test_the_previous_name_of_what_frames_learn_is_refused_with_the_present_one():
+    """In silence, an objective of one's own would be trained without the checks of its kind."""
+    own = SimpleNamespace(supervises="words", labels=3)
+    with pytest.raises(InputError, match=r'declares "words", which is called "tokens" now'):
+        refuse_incompatible(own, PrefixSearch(4))
+    with pytest.raises(InputError, match=r"`supervises` must be one of .*tokens, got words"):
+        WeightedSum(3, {"a": own, "b": CTC(3)}, {"a": 1.0, "b": 1.0})
 
 
 def test_impossible_values_are_refused():

@@ -31,8 +31,6 @@ PART_VALUES = [
     "drafter=blockwise drafter.body.inner=abc", "drafter=blockwise drafter.tree.children=0",
     "drafter=ctc_gru drafter.correction.rank=2.5", "drafter=eagle drafter.noise=abc",
     "drafter=hydra drafter.layers=abc", "drafter=eagle drafter.tree.width=abc",
-    "hidden_states=offline hidden_states.limit_gb=abc", 
-    "hidden_states=offline hidden_states.limit_gb=0", "hidden_states=offline hidden_states.rows=2.5",
     "hidden_states=offline hidden_states.precision=float8",
 ]  # fmt: skip
 
@@ -68,9 +66,15 @@ def test_a_single_value_out_of_range(shipped, argument):
     assert input_error(lambda: check_config(config)).startswith(f"{argument.split('=')[0]} must be ")
 
 
-@pytest.mark.parametrize("argument", ["adapt.rank=0", "adapt.alpha=a", "adapt.learning_rate=0", "adapt.weight=-1"])
-def test_a_value_of_lora_out_of_range(argument):
-    config = compose_train("adapt=lora", argument)
+OPTION_VALUES = [
+    *("adapt.rank=0", "adapt.alpha=a", "adapt.learning_rate=0", "adapt.weight=-1"),
+    *("hidden_states.limit_gb=abc", "hidden_states.limit_gb=0", "hidden_states.rows=2.5"),
+]
+
+
+@pytest.mark.parametrize("argument", OPTION_VALUES)
+def test_a_value_of_an_option_out_of_range(argument):
+    config = compose_train("adapt=lora", "hidden_states=offline", argument)
     assert input_error(lambda: check_config(config)).startswith(f"{argument.split('=')[0]} must be ")
 
 

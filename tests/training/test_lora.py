@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from entry_parts import expect_error, run_script, train_args
@@ -83,6 +84,17 @@ def test_a_head_and_an_adapter_of_different_steps_are_refused(folder, whole, tmp
     run.set_adapter("another adapter")  # as if the disk was full before the head was written
     with pytest.raises(InputError, match=r"are of different steps; resume="):
         run.load_head(ctc_head(load_base(folder, "float32", "cpu")))
+
+
+def test_an_adapter_that_cannot_be_merged_is_refused_in_one_sentence(folder, whole, monkeypatch):
+    """Such as one for a quantised base, into which peft merges nothing."""
+
+    def fail(self):
+        raise RuntimeError("no memory left\nfor weights")
+
+    monkeypatch.setattr(peft.PeftModel, "merge_and_unload", fail, raising=False)
+    with pytest.raises(InputError, match=r"cannot merge .*: no memory left.*; check base\.adapted="):
+        load_base(folder, "float32", "cpu", adapted=str(whole.run.adapter))
 
 
 def test_the_saved_adapter_gives_the_base_the_head_was_trained_with(folder, whole):

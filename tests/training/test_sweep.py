@@ -120,6 +120,28 @@ def test_a_job_that_failed_has_its_reason_in_the_table(tmp_path):
     assert [job.name for job in write_table(tmp_path)] == ["2", "0"]
 
 
+def test_a_failure_recorded_with_old_keys_is_in_the_column_of_the_present_key(tmp_path):
+    write_run(tmp_path, "0", [1.5], 4, 0.001)
+    values = read_job(tmp_path / "0").values
+    write_failure(tmp_path / "1", {**values, "trainer.rows": 4}, "no base")
+    write_failure(tmp_path / "2", {**values, "trainer.batch_size": 8}, "no base")
+    write_table(tmp_path)
+    header = (tmp_path / "sweep.csv").read_text().splitlines()[0]
+    assert "trainer.batch_size" in header
+    assert "trainer.rows" not in header
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b'{"step": 2, "ta'])
+def test_a_damaged_file_of_metrics_leaves_the_table_of_the_others(tmp_path, damage):
+    """A run that is killed may leave half a line; the lines before it count."""
+    write_run(tmp_path, "0", [1.5], 4, 0.001)
+    write_run(tmp_path, "1", [1.7], 8, 0.001)
+    with (tmp_path / "1" / "metrics.jsonl").open("ab") as file:
+        file.write(damage)
+    names = [job.name for job in write_table(tmp_path)]
+    assert names == (["0"] if damage == b"\xff" else ["1", "0"])
+
+
 def test_a_sweep_of_failures_alone_has_a_table_too(tmp_path):
     write_failure(tmp_path / "0", {"seed": 0}, "no base")
     assert write_table(tmp_path) == []
