@@ -60,7 +60,10 @@ class PublishedHead(ModelHubMixin):
 
     @classmethod
     def from_run(cls, run: str | Path, base: BaseLM, trust: Collection[str] = ()) -> Self:
-        """Return the head of a run directory, with a model card from the run and its evaluations."""
+        """Return the head of a run directory, with a model card from the run and its evaluations.
+
+        trust: see from_pretrained.
+        """
         directory = RunDirectory(Path(run))
         if "adapter" in directory.base_fingerprint():
             raise InputError(

@@ -158,6 +158,8 @@ def current(values: Any, place: str = "") -> Any:
         return [current(value, place) for value in values]
     if not isinstance(values, dict):
         return values
+    target = values.get("_target_")
+    is_own = not isinstance(target, str) or target.startswith("ctcdraft.")  # a class of a user keeps its keys
     renamed: dict[Any, Any] = {}
     for key, value in values.items():
         if key == "defaults":  # of a drafter's YAML: its groups lie beside the list, not below it
@@ -167,11 +169,11 @@ def current(values: Any, place: str = "") -> Any:
         dotted = f"{place}.{name}" if place else name
         if key in ("_target_", "path") and isinstance(value, str):
             value = TARGETS.get(value, value)
-        if dotted in KEYS:
+        if is_own and (new := current_name(dotted)):
             if isinstance(value, str):  # the name of an option instead of its content
                 value = current_option(dotted.replace(".", "/"), value)
-            dotted = KEYS[dotted]
-            key = override + dotted.rpartition(".")[2]
+            dotted = f"{place}.{new}" if place else new
+            key = override + new
         renamed[key] = current(value, dotted)
     return renamed
 
@@ -204,11 +206,16 @@ def current_key(key: str) -> str:
     """Return a dotted key, or a config group, by its present name; the longest known beginning decides."""
     parts = re.split(r"([./])", key)  # names at even places, separators between them
     for size in range(len(parts), 0, -2):
-        if new := KEYS.get(".".join(parts[:size:2])):
-            separators = iter([*parts[1:size:2], ""])
-            renamed = "".join(name + next(separators) for name in new.split(".")) + "".join(parts[size:])
+        if new := current_name(".".join(parts[:size:2])):
+            renamed = "".join([*parts[: size - 1], new, *parts[size:]])
             return current_key(renamed)  # drafter.paths.words is drafter.tree.words, which is drafter.tree.children
     return key
+
+
+def current_name(key: str) -> str | None:
+    """Return the present last name of a dotted key that was renamed; None for others. Parts of a sum are objectives."""
+    new = KEYS.get(re.sub(r"^objective\.parts\.[^.]+", "objective", key))
+    return new and new.rpartition(".")[2]
 
 
 def current_option(group: str, option: str) -> str:

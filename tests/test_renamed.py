@@ -58,6 +58,7 @@ from studies.comparison.store import ResultStore
         ("drafter/paths=glob(*,exclude=direct)", "drafter/tree=glob(*,exclude=per_frame)"),
         ("drafter/paths@x.drafter.paths=direct", "drafter/tree@x.drafter.tree=per_frame"),
         ("+drafter/growth@drafter.growth:x.y=best", "+drafter/tree@drafter.tree:x.y=dynamic"),
+        ("objective.parts.eagle.words=0.2", "objective.parts.eagle.tokens=0.2"),
         ("drafter/tree@_global_=chain", "drafter/tree@_global_=chain"),
         ("drafter.pathsfinder=1", "drafter.pathsfinder=1"),
         ("contestants=[drafter/paths=direct]", "contestants=[drafter/paths=direct]"),
@@ -74,6 +75,16 @@ def test_old_keys_of_a_run_directory_have_their_present_names():
     tree = {"_target_": "ctcdraft.drafters.trees.per_frame.PerFrameTree", "children": 1}
     assert current(old) == {"drafter": {"frames": 4, "tree": tree}, "paths": 3}
     assert current(current(old)) == current(old)
+
+
+def test_parts_of_a_sum_are_objectives_and_classes_of_a_user_keep_their_keys():
+    eagle = {"_target_": "ctcdraft.objectives.eagle.Eagle", "states": 1.0, "words": 0.1}
+    assert current({"objective": {"parts": {"mine": eagle}, "weights": {"mine": 1.0}}}) == {
+        "objective": {"parts": {"mine": {"_target_": eagle["_target_"], "hidden_states": 1.0, "tokens": 0.1}},
+                      "weights": {"mine": 1.0}}
+    }  # fmt: skip
+    own = {"objective": {"_target_": "mine.Own", "states": 1.0, "words": 0.1}}
+    assert current(own) == own
 
 
 def test_a_config_of_before_the_renaming_composes_to_the_present_keys():

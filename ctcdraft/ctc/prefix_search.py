@@ -72,7 +72,7 @@ def static_prefix_search(
 ) -> RankedNodes:
     """Do a `prefix_search` of static shapes and without host synchronisation, for a CUDA graph.
 
-    `drop_impossible` then asks for the number of nodes.
+    `drop_impossible` then asks the device for the number of nodes, the only synchronisation.
     """
     check_blank(log_probs_TC, blank)
     few = min(tokens_per_frame, log_probs_TC.shape[1] - 1)

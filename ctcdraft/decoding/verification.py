@@ -73,6 +73,7 @@ class Rejection:
     from what is left of p, so that the token that comes out follows p exactly (Leviathan et al. 2023; Chen et al.
     2023). This holds only if q is the distribution that x was really sampled from. q may sum to less than 1, the rest
     being the probability that the draft stops: a stop is a sample that is never accepted, and needs no further rule.
+    Random numbers are keyed by seed and position.
     """
 
     rule: AcceptanceRule

@@ -30,10 +30,13 @@ class DraftHead(nn.Module):
 
     def __init_subclass__(cls) -> None:
         # An override under a previous name would be ignored in silence, and the head trained or saved without it.
+        # Only members of the class are seen here, not attributes set in __init__.
         super().__init_subclass__()
         for name in vars(cls):
             if name in DRAFT_HEAD_MEMBERS:
-                raise InputError(f"{cls.__name__}.{name} is called {DRAFT_HEAD_MEMBERS[name]} now; rename it")
+                raise InputError(
+                    f"{cls.__name__}.{name} is called {DRAFT_HEAD_MEMBERS[name]} now; rename it, also if yours is another"
+                )
 
     @abstractmethod
     def forward(self, batch: Batch) -> Emissions:

@@ -88,5 +88,7 @@ class Transducer(CTC):
 
 
 class PrefixTransducer(PrefixCTC):
+    """PrefixCTC for frames of a transducer, in which repeats do not merge."""
+
     supervises = "transductions"
     likelihoods = staticmethod(transducer_window_likelihoods)

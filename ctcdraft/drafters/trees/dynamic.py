@@ -20,14 +20,13 @@ class DynamicTree:
         children: of one node; None for as many as the tree may have.
     """
 
-    def __init__(self, width: int | None, children: int | None, prune: bool = False) -> None:
+    def __init__(self, width: int | None, children: int | None) -> None:
         self.width = check_int(width, "drafter.tree.width", null=True)
         self.children = check_int(children, "drafter.tree.children", null=True)
-        self.prune = prune
 
     def __call__(self, step_function: StepFunction, request: TreeRequest) -> TokenTree:
         width, children = self.width or request.nodes, self.children or request.nodes
-        return build_dynamic_tree(step_function, request, width, children, self.prune)
+        return build_dynamic_tree(step_function, request, width, children)
 
 
 def build_dynamic_tree(
@@ -42,8 +41,8 @@ def build_dynamic_tree(
         4 draft tokens:  a .6   b .4   e .36   c .3      (b e is better than a d; of equals the first)
 
     Args:
-        prune: do not continue texts that cannot be in the tree, on a CPU. The tree is the same; it pays where every
-            prefix costs logits over the whole vocabulary.
+        prune: do not continue texts that cannot be in the tree, on a CPU. The tree is the same but for exact ties; it
+            pays where every prefix costs logits over the whole vocabulary.
     """
     root, count = request.root, request.nodes - 1
     if request.depth < 1 or count < 1:

@@ -8,7 +8,7 @@ from math import log
 from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.trees.dynamic import DynamicTree
+from ctcdraft.drafters.trees.dynamic import DynamicTree, build_dynamic_tree
 from ctcdraft.drafters.trees.request import Conditioned, StepTreeBuilder, TreeRequest
 from ctcdraft.drafters.trees.static import Choice, StaticTree, cheapest
 from ctcdraft.errors import InputError
@@ -24,11 +24,15 @@ class PerFrameTree:
     interprets_as = "tokens"
 
     def __init__(self, children: int | None) -> None:
-        self.step_tree: StepTreeBuilder = DynamicTree(None, children, prune=True)
+        self.step_tree: StepTreeBuilder = DynamicTree(None, children)
+        self.exact = children is None
 
     def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree:
+        request = request.limit_depth(len(log_probs_TC))
         step_function = PerFrameStepFunction(log_probs_TC, conditioned)
-        return self.step_tree(step_function, request.limit_depth(len(log_probs_TC)))
+        if conditioned is not None and self.exact:  # here every prefix costs logits over the whole vocabulary
+            return build_dynamic_tree(step_function, request, request.nodes, request.nodes, prune=True)
+        return self.step_tree(step_function, request)
 
 
 class StaticPerFrameTree(PerFrameTree):
@@ -38,6 +42,7 @@ class StaticPerFrameTree(PerFrameTree):
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.step_tree = StaticTree(choices)
+        self.exact = False
 
 
 class PerFrameStepFunction:
