@@ -34,9 +34,8 @@ class DraftHead(nn.Module):
         super().__init_subclass__()
         for name in vars(cls):
             if name in DRAFT_HEAD_MEMBERS:
-                raise InputError(
-                    f"{cls.__name__}.{name} is called {DRAFT_HEAD_MEMBERS[name]} now; rename it, also if yours is another"
-                )
+                now = DRAFT_HEAD_MEMBERS[name]
+                raise InputError(f"{cls.__name__}.{name} is called {now} now; rename yours, even if it means another")
 
     @abstractmethod
     def forward(self, batch: Batch) -> Emissions:
