@@ -163,6 +163,7 @@ def test_keys_and_options_in_the_text_exist(page):
             if (CONFIGS / key).is_dir() and re.fullmatch(r"[a-z_0-9]+", value):
                 assert value in options(key), name
             elif key not in ("group", "key"):
+                key = key.rpartition(".")[0] if name.startswith("+") else key  # `+` adds a key below an existing one
                 assert key in known_keys() or key.startswith("base.of."), name
 
 
