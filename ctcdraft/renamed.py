@@ -107,6 +107,9 @@ KEYS = {  # old dotted key -> its present one, under the same parent
     "trace.words": "trace.tokens_per_frame",
     "table.plan": "table.gpu_hours",
     "arena.again": "arena.extra_seeds",
+    "arena.entrants.METHOD.dials": "arena.entrants.METHOD.size_keys",
+    "arena.entrants.METHOD.words": "arena.entrants.METHOD.overrides",
+    "arena.timing.words": "arena.timing.overrides",
     "arena.rates": "arena.learning_rates",
 }
 OPTIONS = {  # old config group -> its old options -> their present names; the group itself is renamed by KEYS
@@ -144,6 +147,7 @@ DRAFT_HEAD_MEMBERS = {  # what a draft head of one's own may have defined -> wha
     "settle": "after_load",
     "share_said": "vocab_coverage",
 }
+SWEPT = "hydra.sweeper.params."  # before a key that is swept
 ARGUMENT_PATTERN = re.compile(r"([+~]*)([\w./]+)(@[\w.:]*)?(=.*)?", re.DOTALL)  # +key@package=value
 
 
@@ -165,7 +169,7 @@ def current(values: Any, place: str = "") -> Any:
         if key == "defaults":  # of a drafter's YAML: its groups lie beside the list, not below it
             renamed[key] = current(value, place)
             continue
-        override, name = ("override ", key[9:]) if str(key).startswith("override ") else ("", str(key))
+        override, name = re.fullmatch(r"(override /?|/?)(.*)", str(key), re.DOTALL).groups()  # of a defaults list
         dotted = f"{place}.{name}" if place else name
         if key in ("_target_", "path") and isinstance(value, str):
             value = TARGETS.get(value, value)
@@ -204,6 +208,8 @@ def current_package(place: str) -> str:
 
 def current_key(key: str) -> str:
     """Return a dotted key, or a config group, by its present name; the longest known beginning decides."""
+    if key.startswith(SWEPT):
+        return SWEPT + current_key(key.removeprefix(SWEPT))
     parts = re.split(r"([./])", key)  # names at even places, separators between them
     for size in range(len(parts), 0, -2):
         if new := current_name(".".join(parts[:size:2])):
@@ -213,8 +219,9 @@ def current_key(key: str) -> str:
 
 
 def current_name(key: str) -> str | None:
-    """Return the present last name of a dotted key that was renamed; None for others. Parts of a sum are objectives."""
-    new = KEYS.get(re.sub(r"^objective\.parts\.[^.]+", "objective", key))
+    """Return the present last name of a dotted key that was renamed; None for others."""
+    key = re.sub(r"^objective\.parts\.[^.]+", "objective", key)  # parts of a sum are objectives
+    new = KEYS.get(re.sub(r"^arena\.entrants\.[^.]+", "arena.entrants.METHOD", key))
     return new and new.rpartition(".")[2]
 
 

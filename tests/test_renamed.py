@@ -58,6 +58,10 @@ from studies.comparison.store import ResultStore
         ("drafter/paths=glob(*,exclude=direct)", "drafter/tree=glob(*,exclude=per_frame)"),
         ("drafter/paths@x.drafter.paths=direct", "drafter/tree@x.drafter.tree=per_frame"),
         ("+drafter/growth@drafter.growth:x.y=best", "+drafter/tree@drafter.tree:x.y=dynamic"),
+        ("arena.entrants.ctc.dials.latency=null", "arena.entrants.ctc.size_keys.latency=null"),
+        ("arena.entrants.ctc.words=[a]", "arena.entrants.ctc.overrides=[a]"),
+        ("arena.timing.words=[a]", "arena.timing.overrides=[a]"),
+        ("hydra.sweeper.params.trainer.rows=1,2", "hydra.sweeper.params.trainer.batch_size=1,2"),
         ("objective.parts.eagle.words=0.2", "objective.parts.eagle.tokens=0.2"),
         ("drafter/tree@_global_=chain", "drafter/tree@_global_=chain"),
         ("drafter.pathsfinder=1", "drafter.pathsfinder=1"),
@@ -106,6 +110,9 @@ def test_a_config_of_before_the_renaming_composes_to_the_present_keys():
 def test_old_keys_of_a_file_that_holds_a_drafter_have_their_present_names():
     old = {"defaults": ["ctc", {"override paths": "direct"}, {"growth": "best"}], "growth": {"width": 2}}
     new = {"defaults": ["ctc", {"override tree": "per_frame"}, {"tree": "dynamic"}], "tree": {"width": 2}}
+    assert current({"defaults": [{"override /states": "live"}]}) == {
+        "defaults": [{"override /hidden_states": "online"}]
+    }
     assert current(old, "drafter") == new
     assert current({"growth": "exact"}, "drafter") == {"tree": "top_n"}
 
@@ -149,7 +156,9 @@ def test_results_recorded_with_old_overrides_count_as_made(tmp_path):
         "contestants=[ctc@per_frame,{staged:{parts:{model:a@dynamic}}}]",
     ]  # fmt: skip
     store.refuse_changed_overrides("ctc", old, new)
-    with pytest.raises(InputError, match=r"made with drafter/tree=per_frame and would now be made with .*chain"):
+    store.refuse_changed_overrides("eagle", ["contestants=[a@drawn]"], ["contestants=[a@sampled_sequential]"])
+    store.refuse_changed_overrides("ctc", ["contestants=[a@drawn]"], ["contestants=[a@sampled]"])
+    with pytest.raises(InputError, match=r"made with .*paths=direct and would now be made with .*chain"):
         store.refuse_changed_overrides("ctc", ["drafter/paths=direct"], ["drafter/tree=chain"])
 
 

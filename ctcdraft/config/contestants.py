@@ -94,6 +94,10 @@ def resolve(item: Any, untrained: bool = False, trust: Collection[str] = ()) -> 
     name, values = next(iter(item.items())) if isinstance(item, Mapping) else (str(item), {})
     # Resolved here: below, the values are cut off from the config into which they interpolate.
     values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values or {}
+    if not isinstance(values, Mapping):
+        raise InputError(
+            f"the values of contestant {name} must be a mapping, as in {{{name}:{{frames:4}}}}, got {values}"
+        )
     values = current(values, "drafter")
     path, tree = split_reading(name)
     run = RunDirectory(Path(path))

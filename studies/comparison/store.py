@@ -75,8 +75,7 @@ class ResultStore:
 
     def refuse_changed_overrides(self, name: str, before: Sequence[str], now: Sequence[str]) -> None:
         """Raise InputError if a result of this name was made with other overrides."""
-        before, now = present_overrides(before), present_overrides(now)
-        if before != now:
+        if len(before) != len(now) or not all(map(is_same_override, before, now)):
             old, new = (
                 " ".join(argument for argument in one if argument not in other) or "fewer overrides"
                 for one, other in ((before, now), (now, before))
@@ -94,13 +93,16 @@ def present_keys(node: Any) -> Any:
     return list(map(present_keys, node)) if isinstance(node, list) else node
 
 
-def present_overrides(overrides: Sequence[str]) -> list[str]:
-    """Return overrides by present names, RUN@TREE included, so that results recorded before a renaming still count."""
-    trees = OPTIONS["drafter/growth"] | OPTIONS["drafter/paths"]
-    return [
-        re.sub(r"(?<=@)\w+", lambda tree: trees.get(tree[0], tree[0]), current_argument(override))
-        for override in overrides
-    ]
+def is_same_override(before: str, now: str) -> bool:
+    """Return whether an override recorded before a renaming, RUN@TREE included, is what it is called now.
+
+    Some old names were options of two groups: @drawn is @sampled of a parallel drafter, @sampled_sequential of others.
+    """
+    old, new = (re.split(r"(?<=@)(\w+)", current_argument(override)) for override in (before, now))
+    groups = [OPTIONS["drafter/growth"], OPTIONS["drafter/paths"]]
+    return len(old) == len(new) and all(
+        one == other or other in [group.get(one) for group in groups] for one, other in zip(old, new, strict=True)
+    )
 
 
 @dataclass(frozen=True)
