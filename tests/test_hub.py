@@ -25,7 +25,7 @@ PROMPT = torch.tensor([[0, 7, 9, 9, 9, 30]])
 ASKED = {"max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
 BEFORE = """
 import sys, torch, transformers
-FOLDER = sys.argv[1] + "/head"
+HEAD = sys.argv[1] + "/head"
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/base")
 tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1] + "/base")
 inputs = {"input_ids": torch.tensor([[0, 7, 9, 9, 9, 30]]), "max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
@@ -115,10 +115,10 @@ def test_the_snippet_of_an_old_model_card_runs(home):
     """Cards of heads that were published before ctcdraft.published became ctcdraft.hub."""
     model, names = random_lm(), {}
     exec("from ctcdraft.published import PublishedHead", names)
-    names |= {"FOLDER": home / "head", "model": model, "tokenizer": tiny_tokenizer()}
+    names |= {"HEAD": home / "head", "model": model, "tokenizer": tiny_tokenizer()}
     names["inputs"] = {"input_ids": PROMPT, **ASKED}
     exec(
-        "head = PublishedHead.from_pretrained(FOLDER, model=model, tokenizer=tokenizer)\n"
+        "head = PublishedHead.from_pretrained(HEAD, model=model, tokenizer=tokenizer)\n"
         "ids = model.generate(**inputs, custom_generate=head.generate)",
         names,
     )

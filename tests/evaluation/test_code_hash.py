@@ -21,7 +21,7 @@ COUNTED = (
     *("models/base_model.py", "models/checkpoints.py", "models/loading.py"),
 )
 ELSEWHERE = (
-    *("report/markdown.py", "report/html/page.py", "evaluation/metrics.py", "corpus/sources.py"),
+    *("report/markdown.py", "report/html/files.py", "evaluation/metrics.py", "corpus/sources.py"),
     *("training/trainer.py", "model_card.py"),
 )
 
