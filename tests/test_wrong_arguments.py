@@ -40,7 +40,11 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", ["base=local"], "base.path= is missing"),
         ("train.py", ["drafter/tree=colapse"], "did you mean drafter/tree/collapse"),
         ("evaluate.py", ["experiment=arena_real", "real.dat=x"], "did you mean real.data"),
-        ("train.py", train_args("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay must be a number > 0 and <= 1, got 2"),
+        (
+            "train.py",
+            train_args("run=x", "objective=prefix_ctc", "objective.decay=2"),
+            "objective.decay must be a number > 0 and <= 1",
+        ),
         (
             "train.py",
             train_args("run=x", "drafter/correction=gru", "drafter.correction.rank=0"),
