@@ -169,7 +169,8 @@ def current(values: Any, place: str = "") -> Any:
         if key == "defaults":  # of a drafter's YAML: its groups lie beside the list, not below it
             renamed[key] = current(value, place)
             continue
-        override, name = re.fullmatch(r"(override /?|/?)(.*)", str(key), re.DOTALL).groups()  # of a defaults list
+        name = re.sub(r"^(override )?/?", "", str(key))  # as it may stand in a defaults list
+        override = str(key)[: len(str(key)) - len(name)]
         dotted = f"{place}.{name}" if place else name
         if key in ("_target_", "path") and isinstance(value, str):
             value = TARGETS.get(value, value)
