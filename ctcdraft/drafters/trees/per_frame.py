@@ -22,6 +22,7 @@ class PerFrameTree:
     """
 
     interprets_as = "tokens"
+    exact = False  # whether the tree holds exactly the most probable texts
 
     def __init__(self, children: int | None) -> None:
         self.step_tree: StepTreeBuilder = DynamicTree(None, children)
@@ -42,7 +43,6 @@ class StaticPerFrameTree(PerFrameTree):
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.step_tree = StaticTree(choices)
-        self.exact = False
 
 
 class PerFrameStepFunction:
