@@ -192,7 +192,7 @@ def test_train_resume_and_evaluate_from_the_command_line(world, monkeypatch, cap
     assert all(row["lossless"]["equal"] == 3 for row in report["rows"])
     assert "changed by LoRA" in Path("out/report.md").read_text()
     own = ["base=local", "base.path=base", "out=other"]
-    assert "this base is not changed" in expect_error(
+    assert "this base is unchanged" in expect_error(
         monkeypatch, capsys, "evaluate.py", "checkpoint=adapted", *asked, *own
     )
     both = ["contestants=[adapted,run]", "out=both"]
