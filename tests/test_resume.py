@@ -58,7 +58,7 @@ def test_load_drafter_restores_the_weights(world, monkeypatch):
     assert type(load_drafter(world / "run", base, tree=other).frame_tree).__name__ == "Collapse"
 
 
-def test_a_run_of_another_version_is_told_by_the_value_that_is_unknown(world, monkeypatch, capsys, tmp_path):
+def test_a_run_of_another_version_is_recognised_by_the_value_that_is_unknown(world, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(world)
     shutil.copytree("run", tmp_path / "old")
     config = OmegaConf.load(tmp_path / "old" / "config.yaml")

@@ -62,16 +62,15 @@ def forget_failure(folder: Path) -> None:
 def read_failure(folder: Path) -> Failure | None:
     try:
         content = json.loads((folder / FAILURE_FILE).read_text())
-        values = {current_key(key): value for key, value in content["values"].items()}
-        return Failure(folder.name, values, content["reason"])
+        return Failure(folder.name, {current_key(key): v for key, v in content["values"].items()}, content["reason"])
     except (OSError, ValueError, KeyError):
         return None
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl that a run has written so far; none before the first."""
+    """Return the lines of metrics.jsonl that a run has written so far; none before the first, or if it is no text."""
     metrics = []
-    with contextlib.suppress(OSError, ValueError):  # no file yet, or bytes that are no text
+    with contextlib.suppress(OSError, ValueError):
         for line in (folder / "metrics.jsonl").read_text().splitlines():
             with contextlib.suppress(ValueError):  # the last line may be half written
                 metrics.append(json.loads(line))

@@ -43,7 +43,7 @@ def test_an_interval_is_the_central_95_percent():
     assert interval == central_95(lambda sample: speed("ours", sample))
 
 
-def test_an_interval_of_a_mean_is_as_wide_as_theory_says():
+def test_an_interval_of_a_mean_is_as_wide_as_in_theory():
     """1.96 standard errors to either side; 90 of 100 would be 1.64."""
     values = np.random.default_rng(1).normal(10.0, 2.0, size=900)
     low, high = bootstrap_interval(lambda total: total / 900, [values], seed=0)
