@@ -18,16 +18,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ctcdraft.config.build import (
-    build_adapter,
-    build_batches,
-    build_drafter,
-    build_engine,
-    build_feed,
-    load_corpus,
-    plan_without_base,
-    split_corpus,
-)
+from ctcdraft.config import build
 from ctcdraft.config.cli import entry_point, error_sentence, run_hydra_main
 from ctcdraft.config.sweep_jobs import track_job
 from ctcdraft.config.training_run import TrainingRun, refuse_wrong_training
@@ -45,7 +36,7 @@ def main(config: DictConfig) -> float:
     with track_job(config, error_sentence):
         run = TrainingRun.of(config)
         refuse_wrong_training(run.config)
-        if run.config.plan_only and (plan := plan_without_base(run.config)) is not None:
+        if run.config.plan_only and (plan := build.plan_without_base(run.config)) is not None:
             if from_environment().is_main:  # a dry run joins no process group
                 print(plan)
             return 0.0
@@ -63,18 +54,18 @@ def train(run: TrainingRun) -> float:
     # The initial weights depend on the seed alone, not on what was drawn while the base model was loaded.
     torch.manual_seed(config.seed)
     with base.gathered_parameters():  # a drafter may copy weights of the base model
-        drafter = build_drafter(config.drafter, base).train()
+        drafter = build.build_drafter(config.drafter, base).train()
     objective, states, decoding = (instantiate(config[part]) for part in ("objective", "hidden_states", "decoding"))
-    engine = build_engine(config, drafter, distributed)
-    adapter = build_adapter(config, base, drafter, engine)
+    engine = build.build_engine(config, drafter, distributed)
+    adapter = build.build_adapter(config, base, drafter, engine)
     # Incompatible parts fail here, before responses are generated, which takes hours for a large corpus.
     smoke_test(base, drafter, objective, engine, config.trainer.compile)
 
-    corpus = main_process_first(distributed, lambda: load_corpus(config, base))
+    corpus = main_process_first(distributed, lambda: build.load_corpus(config, base))
     if corpus is None:  # only the plan was asked for, and the responses are not generated yet
         return 0.0
-    rows, prompts = split_corpus(config, corpus, base, drafter)
-    batches = build_batches(config, rows, base, states, objective.labels, adapter)
+    rows, prompts = build.split_corpus(config, corpus, base, drafter)
+    batches = build.build_batches(config, rows, base, states, objective.labels, adapter)
     if adapter is not None:
         objective = KLRegularizedObjective(objective, adapter)
     steps = (settings.steps, settings.gradient_accumulation_steps, run.finished_steps)
@@ -85,7 +76,7 @@ def train(run: TrainingRun) -> float:
         return 0.0
 
     validation = DecodingValidation(base, prompts, decoding)
-    with closing(build_feed(config, batches, distributed)) as feed:  # prefetching runs in a thread
+    with closing(build.build_feed(config, batches, distributed)) as feed:  # prefetching runs in a thread
         trainer = Trainer(run.directory, drafter, objective, feed, engine, validation, settings, adapter)
         run.begin(trainer, base, corpus.manifest["hash"])
         tau = trainer.fit(run.loggers(trainer))
