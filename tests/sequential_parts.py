@@ -9,6 +9,9 @@ from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.eagle import Eagle
 from ctcdraft.drafters.hydra import Hydra
 from ctcdraft.drafters.trees.dynamic import DynamicTree
+from ctcdraft.objectives import eagle as eagle_objectives
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.objectives.distillation import Distill, kl
 
 KINDS = ("hydra", "hydra++", "eagle", "draft_model", "draft_model_gpt2")
 
@@ -37,3 +40,17 @@ def make_sequential_drafter(kind, base, folder, frames=4, tree=None):
 def make_hydra(kind, base, frames, tree):
     many = kind == "hydra++"
     return Hydra(base, frames, layers=4 if many else 1, prefix_layer=many, tree=tree)
+
+
+SEQUENTIAL_CASES = {  # (base, folder) -> drafter, and an objective that trains it
+    "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
+    "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
+    "eagle": (
+        lambda base, folder: make_sequential_drafter("eagle", base, folder, 3),
+        eagle_objectives.Eagle(1, 1.0, 0.1),
+    ),
+    "eagle_ctc": (
+        lambda base, folder: make_sequential_drafter("eagle", base, folder, 6),
+        eagle_objectives.EagleCTC(3, 6, 1.0, 0.1, 0.01),
+    ),
+}

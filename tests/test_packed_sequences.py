@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from sequential_parts import make_sequential_drafter
+from sequential_parts import SEQUENTIAL_CASES, make_sequential_drafter
 from tiny_models import random_base
 from torch.nn.utils.rnn import pad_sequence
 from training_parts import block_head, block_heads, ctc_head, random_sequences
@@ -23,7 +23,6 @@ from ctcdraft.nn.masks import gather_following, packed_causal_mask, visible_mask
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC, PrefixCTC, Transducer
 from ctcdraft.objectives.distillation import Distill, kl
-from ctcdraft.objectives.eagle import Eagle, EagleCTC
 
 CONTEXT = 32  # shorter than a pack: position ids that did not restart would exceed it
 SIZE = 80
@@ -99,13 +98,7 @@ CASES = {
         name: (lambda base, folder, at=at: block_heads(base)[at], objective)
         for at, (name, objective) in enumerate(zip(BLOCK, OF_BLOCK, strict=True))
     },
-    "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
-    "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
-    "eagle": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
-    "eagle_ctc": (
-        lambda base, folder: make_sequential_drafter("eagle", base, folder, 6),
-        EagleCTC(3, 6, 1.0, 0.1, 0.01),
-    ),
+    **SEQUENTIAL_CASES,
     "draft_model": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
     "draft_model_gpt2": (
         lambda base, folder: make_sequential_drafter("draft_model_gpt2", base, folder, 3),

@@ -20,7 +20,14 @@ from ctcdraft.evaluation.environment import code_hash, copy_bandwidth, environme
 from ctcdraft.evaluation.losslessness import other_kernels_null
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.profiling import PhaseTimes, Profile, profile_answer
-from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
+from ctcdraft.evaluation.records import (
+    AUTOREGRESSIVE,
+    NO_GUARANTEE,
+    SAME_DISTRIBUTION,
+    SAME_TOKENS,
+    Answer,
+    Record,
+)
 from ctcdraft.evaluation.tracer import TraceSettings
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.progress import Progress
@@ -175,14 +182,11 @@ class Evaluation:
         }
 
     def guarantee(self, name: str, answers: Iterable[Answer]) -> str:
-        """Return what decoding promises relative to autoregression, as the `owes` field of report.json.
-
-        `words`: identical tokens. `law`: tokens from the same distribution. `nothing`: the verifier is lossy.
-        """
+        """Return what decoding promises relative to autoregression, as the `owes` field of report.json."""
         settings = self.setup.settings
         if name == AUTOREGRESSIVE or all(settings.owes_token_identity(answer.drawn) for answer in answers):
-            return "words"
-        return "law" if settings.lossless else "nothing"
+            return SAME_TOKENS
+        return SAME_DISTRIBUTION if settings.lossless else NO_GUARANTEE
 
     def circumstances(self, records: list[Record], timing: Profile | None, answered: int) -> dict[str, Any]:
         cuts = [turn.cut for record in records for turn in record.turns if turn.cut]

@@ -41,9 +41,9 @@ DEFINITIONS = {  # printed below the tables of a report
     "measured seconds of the forward pass; above 1 if the weights fit into the processor's cache",
     "equal": "questions whose turns all equal autoregression's, token for token; `rounding` counts those that "
     "differ at a margin below 1e-4 (when sampling: margin times min(T, 1)) and are equal in float64",
-    "law": "if draft tokens are sampled, or the verifier is lossy, tokens need not equal autoregression's: a "
-    "chi-square test in two token orders (base probability; draft over base) checks that they follow the base model's "
-    "distribution; p: its p-value; LOSSY: not even that is promised",
+    "distribution test": "if draft tokens are sampled, or the verifier is lossy, tokens need not equal those of "
+    "autoregression: a chi-square test in two token orders (base probability; draft over base) checks that they follow "
+    "the base model's distribution; p: its p-value; LOSSY: not even that is promised",
     "ended": "share of answers that end with an EOS token",
     "repeated 4-grams": "share of 4-grams of tokens seen earlier in the same answer; such text is easy to draft",
     "accuracy": "share of questions whose last answer ends with the reference's number",

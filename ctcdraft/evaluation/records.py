@@ -11,6 +11,8 @@ from ctcdraft.decoding.settings import DecodeStep
 from ctcdraft.evaluation.distribution_test import PITHistogram
 
 AUTOREGRESSIVE = "autoregressive"  # the baseline
+# What decoding promises relative to autoregression, as the stored values of `owes` in report.json.
+SAME_TOKENS, SAME_DISTRIBUTION, NO_GUARANTEE = "words", "law", "nothing"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.records import NO_GUARANTEE, SAME_DISTRIBUTION, SAME_TOKENS
 from ctcdraft.io import write_text
 from ctcdraft.report import tables
 from ctcdraft.report.figures import BREAKDOWN_TITLE, breakdown_figure
@@ -37,7 +38,7 @@ CATEGORY_COLUMNS: Columns = {
     "speedup": lambda part: tables.format_number(part["speedup"]),
     "tokens/s": lambda part: tables.format_number(part["tokens_per_second"], 1),
     "equal": lambda part: (
-        "-" if part["owes"] != "words" or part["equal"] is None else f"{part['equal']}/{part['prompts']}"
+        "-" if part["owes"] != SAME_TOKENS or part["equal"] is None else f"{part['equal']}/{part['prompts']}"
     ),
     "accuracy": lambda part: tables.format_share(part["accuracy"]),
 }
@@ -104,14 +105,14 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     for row in rows:
         # Of sampled drafts both are checked: the distribution of all tokens, and the tokens of those responses in which
         # no draft token was sampled.
-        fit = describe_distribution_fit(row) if row["lossless"]["owes"] != "words" else None
+        fit = describe_distribution_fit(row) if row["lossless"]["owes"] != SAME_TOKENS else None
         lines += [statement for statement in (fit, describe_divergence(row)) if statement is not None]
     if not rows[0]["prompts"]:  # of this shard
         lines.append("no question is finished here, so there is nothing to compare")
     elif not lines:
         decoded = rows[0]["lossless"]["prompts"]  # in a replay only some questions are decoded by the loop
         lines.append(f"every method's tokens equal the baseline's on all {decoded} questions")
-    if any(row["lossless"]["owes"] == "nothing" for row in rows):
+    if any(row["lossless"]["owes"] == NO_GUARANTEE for row in rows):
         lines.append("LOSSY: this verifier may accept tokens that the base model would not produce")
     lines += [f"{row['drafter']} is {row['crossing']}" for row in rows if row.get("crossing")]
     older = [row["drafter"] for row in rows if row.get("quantised_since")]
@@ -146,7 +147,7 @@ def describe_divergence(row: Row) -> str | None:
         return None
     margins = [margin for margin in lossless["first_divergence_margins"] if margin is not None]
     sentence = f"{row['drafter']} differs on {different} of {lossless['prompts']} questions"
-    if lossless["owes"] != "words":
+    if lossless["owes"] != SAME_TOKENS:
         sentence += " in responses without sampled draft tokens"
     if margins:
         sentence += f" (margins {min(margins):.1e} to {max(margins):.1e})"
@@ -164,13 +165,13 @@ def describe_distribution_fit(row: Row) -> str | None:
     if lossless["tokens"] is None:
         return None
     by_draft, p_value = lossless["by_draft"], tables.distribution_p_value(row)
-    if lossless["owes"] == "law":
+    if lossless["owes"] == SAME_DISTRIBUTION:
         guarantee = (
             "must follow the base model's distribution, not reproduce its tokens, because draft tokens are sampled"
         )
     else:
         guarantee = "has no guarantee; the fit to the base model's distribution"
-    wrong = lossless["owes"] == "law" and p_value is not None and p_value < tables.MIN_P_VALUE
+    wrong = lossless["owes"] == SAME_DISTRIBUTION and p_value is not None and p_value < tables.MIN_P_VALUE
     statement = (
         f"{'NOT LOSSLESS: ' if wrong else ''}{tables.drafter_label(row)} {guarantee}: {tables.format_fit(lossless)}, "
         f"total variation {lossless['tv']:.4f} (the baseline's own: {lossless['null_tv']:.4f})"

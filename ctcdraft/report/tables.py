@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from ctcdraft.evaluation.distribution_test import HISTOGRAM_CELLS, MIN_TOKENS_FOR_P_VALUE
+from ctcdraft.evaluation.records import NO_GUARANTEE, SAME_DISTRIBUTION, SAME_TOKENS
 
-# By the field `owes` of report.json, whose values are older than these names.
-GUARANTEES = {"words": "token-identical", "law": "same distribution", "nothing": "none (LOSSY)"}
+GUARANTEES = {SAME_TOKENS: "token-identical", SAME_DISTRIBUTION: "same distribution", NO_GUARANTEE: "none (LOSSY)"}
 BREAKDOWN_FILE = "breakdown.svg"
 MIN_P_VALUE = 1e-4  # a lossless method falls below it in one of ten thousand rows
 
@@ -48,14 +48,14 @@ def describe_difference(pair: Row) -> str:
 
 def drafter_label(row: Row) -> str:
     """Return the drafter's name, marked where decoding is lossy or objective and tree do not fit each other."""
-    lossy = " (LOSSY)" if row["lossless"]["owes"] == "nothing" else ""
+    lossy = " (LOSSY)" if row["lossless"]["owes"] == NO_GUARANTEE else ""
     return f"{row['drafter']}{' (mismatch)' if row.get('crossing') else ''}{lossy}"
 
 
 def equal_cell(row: Row) -> str:
     """Return `118+2/120`: equal questions, + those that differ by rounding, of all; or a p value."""
     lossless = row["lossless"]
-    if lossless["owes"] != "words":  # tokens may differ: the distribution alone is guaranteed, or nothing
+    if lossless["owes"] != SAME_TOKENS:  # tokens may differ: the distribution alone is guaranteed, or nothing
         return f"p={format_number(distribution_p_value(row), 3)}"
     rounding = f"+{lossless['rounding']}" if lossless["rounding"] else ""
     return f"{lossless['equal']}{rounding}/{lossless['prompts']}"

@@ -39,6 +39,7 @@ from ctcdraft.evaluation.distribution_test import (
     pit_histogram,
     pit_interval,
 )
+from ctcdraft.evaluation.records import SAME_DISTRIBUTION
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.report import markdown as report_markdown
 
@@ -240,7 +241,7 @@ def test_the_report_states_the_guarantee_of_each_row(tmp_path):
     content = run(setup, tmp_path)
     rows = {row["drafter"]: row["lossless"] for row in content["rows"]}
     assert {name: lossless["owes"] for name, lossless in rows.items()} == {
-        "autoregressive": "words", "prompt_lookup": "words", "drawn": "law",
+        "autoregressive": "words", "prompt_lookup": "words", "drawn": SAME_DISTRIBUTION,
     }  # fmt: skip
     assert rows["prompt_lookup"]["equal"] == 2
     assert rows["drawn"]["tv"] > 0
@@ -253,7 +254,7 @@ def test_the_report_states_the_guarantee_of_each_row(tmp_path):
         assert "in the order of q/p" in text
         assert "LOSS" not in text.replace("LOSSY: not even", "")
     again = run(setup, tmp_path)  # from the lines on disk
-    assert again["rows"][-1]["lossless"] == rows["drawn"] | {"owes": "law"}
+    assert again["rows"][-1]["lossless"] == rows["drawn"] | {"owes": SAME_DISTRIBUTION}
 
 
 def test_a_biased_verifier_is_reported(tmp_path):
@@ -275,7 +276,7 @@ def test_tokens_must_be_equal_in_answers_without_sampled_drafts(tmp_path):
     setup = with_sampled(SampledOrCorrupt(1, 261), verify=Rejection(multi_round))
     content = run(setup, tmp_path)
     lossless = content["rows"][-1]["lossless"]
-    assert lossless["owes"] == "law"
+    assert lossless["owes"] == SAME_DISTRIBUTION
     assert lossless["p_value"] is None or lossless["owed"]["wrong"] == 1
     result = report_markdown.terminal(**content)
     assert "NOT LOSSLESS: drawn differs on 1 of 2 questions in responses without sampled draft tokens" in result

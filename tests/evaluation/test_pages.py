@@ -17,6 +17,7 @@ from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.drafters.trees.sampled import SampledTokens
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.records import SAME_DISTRIBUTION
 from ctcdraft.evaluation.trace import trace_from_json, trace_to_json
 from ctcdraft.evaluation.tracer import TraceSettings
 from ctcdraft.nn.bodies import AttentionBody
@@ -267,7 +268,7 @@ def test_the_losslessness_section_names_result_and_environment(evaluated):
 
 def test_the_distribution_test_is_shown_where_draft_tokens_are_sampled(evaluated, tmp_path):
     report = json.loads((evaluated / "report.json").read_text())
-    fit = {"tokens": 5000, "chi_square": 20.5, "p_value": 0.4, "tv": 0.031, "null_tv": 0.029, "owes": "law"}
+    fit = {"tokens": 5000, "chi_square": 20.5, "p_value": 0.4, "tv": 0.031, "null_tv": 0.029, "owes": SAME_DISTRIBUTION}
     report["rows"][2]["lossless"] |= fit
     (tmp_path / "report.json").write_text(json.dumps(report))
     text = files.rebuild_page(tmp_path).read_text()

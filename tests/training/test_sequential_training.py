@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sequential_parts import make_sequential_drafter, saved_lm
+from sequential_parts import SEQUENTIAL_CASES, make_sequential_drafter, saved_lm
 from tiny_models import random_base
 from training_parts import make_trainer
 
@@ -16,7 +16,6 @@ from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.distillation import Distill, kl
-from ctcdraft.objectives.eagle import Eagle, EagleCTC
 from ctcdraft.planning.training import plan_training
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory
@@ -28,13 +27,7 @@ def lora(base, folder):
 
 
 CASES = {
-    "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
-    "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
-    "eagle": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
-    "eagle_ctc": (
-        lambda base, folder: make_sequential_drafter("eagle", base, folder, 6),
-        EagleCTC(3, 6, 1.0, 0.1, 0.01),
-    ),
+    **SEQUENTIAL_CASES,
     "draft_model": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), CrossEntropy(3, 1.0)),
     "draft_model_distilled": (
         lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3),
