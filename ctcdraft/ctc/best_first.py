@@ -29,6 +29,7 @@ TIE_TOLERANCE = 1 + 1e-8  # larger than that rounding, so that a bound cuts noth
 EXPANSION_BATCH = 8
 
 FrameMasses = Sequence[float]  # one per frame
+PrefixLists = tuple[list[int], list[int], list[float]]  # tokens, parents with -1 for the empty prefix, and masses
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,9 @@ def best_first_search(
     tokens_per_frame: int,
     stop_token_ids: Collection[int] = (),
     depth: int | None = None,
-) -> tuple[list[int], list[int]]:
-    """Return the result of `prefix_search`, ties included, as lists: tokens, and parents with -1 for the empty prefix.
+    min_mass: float = 0.0,
+) -> PrefixLists:
+    """Return the result of `prefix_search`, ties included, as lists.
 
     No prefix is more probable than its parent, so the next best of all is always a child of one expanded already:
 
@@ -66,7 +68,8 @@ def best_first_search(
     depth = len(blank_T) if depth is None else min(depth, len(blank_T))
     tokens: list[int] = []
     parents: list[int] = []
-    best_masses = [0.0] * nodes  # of all candidates so far, as a heap: nothing below its least can be selected
+    masses: list[float] = []
+    best_masses = [min_mass] * nodes  # of all candidates so far, as a heap: nothing below its least can be selected
     queue: list[tuple] = []
     all_blank_T = [1.0, *accumulate(blank_T[:-1], mul)]
     parent = PrefixNode(all_blank_T, all_blank_T, None, 1.0, (), -1)
@@ -85,11 +88,14 @@ def best_first_search(
         if not queue or len(tokens) == nodes:
             break
         rank, level, parent_rank, token, mass, above = heapq.heappop(queue)
+        if mass < min_mass:
+            break
         parent = extend_prefix(above, token, probs[token], blank_T, mass, (rank, parent_rank, token), len(tokens))
         tokens.append(token)
         parents.append(above.number)
+        masses.append(mass)
         level += 1
-    return tokens, parents
+    return tokens, parents, masses
 
 
 def extend_prefix(
@@ -157,8 +163,9 @@ def best_first_conditioned_search(
     stop_token_ids: Collection[int] = (),
     depth: int | None = None,
     topology: Topology = CTC_TOPOLOGY,
-) -> tuple[list[int], list[int]]:
-    """Return the result of `conditioned_prefix_search` as lists: tokens, and parents with -1 for the empty prefix.
+    min_mass: float = 0.0,
+) -> PrefixLists:
+    """Return the result of `conditioned_prefix_search` as lists.
 
     No prefix is more probable than its parent: once `nodes` candidates are known, only those better than the worst of
     the best `nodes` can have children among these, and every such child raises the bar. A prefix exactly as probable
@@ -175,7 +182,7 @@ def best_first_conditioned_search(
     new, count = [ExpandedPrefix((), 0, None, None, 1.0, all_blank_T, [0.0] * len(blank_T), scale_T)], 1
     candidates: list[PrefixCandidate] = []
     queue: list[tuple[tuple, PrefixCandidate]] = []  # no two rank keys are equal, so candidates are never compared
-    best_masses = [0.0] * nodes  # of all candidates, as a heap
+    best_masses = [min_mass] * nodes  # of all candidates, as a heap
     while nodes > 0 and depth > 0:
         for one in expand_prefixes(log_probs_TC, probs_TV, factor_KV, new, best_masses, topology.merges_repeats):
             if one.depth < depth and one.token not in stop_token_ids:
@@ -196,9 +203,10 @@ def best_first_conditioned_search(
             for row, one in enumerate(chosen)
         ]
         count += len(new)
-    best = sorted(candidates, key=attrgetter("rank_key"))[:nodes]
+    best = [one for one in sorted(candidates, key=attrgetter("rank_key"))[:nodes] if one.mass >= min_mass]
     node_of = {id(one): node for node, one in enumerate(best)} | {id(None): -1}
-    return [one.token for one in best], [node_of[id(one.parent.candidate)] for one in best]
+    parents = [node_of[id(one.parent.candidate)] for one in best]
+    return [one.token for one in best], parents, [one.mass for one in best]
 
 
 def expand_prefixes(

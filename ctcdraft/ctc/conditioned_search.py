@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ctcdraft.ctc.prefix_search import (
     Prefixes,
-    drop_impossible,
+    drop_improbable,
     empty_prefix_masses,
     run_products,
     select_nodes,
@@ -45,6 +45,7 @@ def conditioned_prefix_search(
     stop_token_ids: Collection[int] = (),
     depth: int | None = None,
     topology: Topology = CTC_TOPOLOGY,
+    min_mass: float = 0.0,
 ) -> Prefixes:
     """Return the `nodes` most probable prefixes where a frame depends on the text collapsed from earlier frames.
 
@@ -85,7 +86,7 @@ def conditioned_prefix_search(
             children = children.rows(slice(expandable))
         level = level.expand(frames, children)
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*ranked, strict=True))
-    return drop_impossible(select_nodes(tokens_R, rows_R, mass_R, nodes))
+    return drop_improbable(select_nodes(tokens_R, rows_R, mass_R, nodes), min_mass)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Prefixes:
 
     tokens_N: Tensor
     parents_N: Tensor  # index into these arrays; -1 below the empty prefix
-    log_probs_N: Tensor  # log P(the collapsed text begins with this node's text), float64
+    masses_N: Tensor  # P(the collapsed text begins with this node's text), float64
 
 
 def prefix_search(
@@ -41,8 +41,9 @@ def prefix_search(
     tokens_per_frame: int,
     stop_token_ids: Collection[int] = (),
     depth: int | None = None,
+    min_mass: float = 0.0,
 ) -> Prefixes:
-    """Return the `nodes` most probable prefixes of at most `depth` tokens.
+    """Return the `nodes` most probable prefixes of at most `depth` tokens, those below `min_mass` left out.
 
     Two frames, each p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, and nodes = 3:
 
@@ -64,7 +65,7 @@ def prefix_search(
     probs_TW, blank_T = log_probs_TC[:, tokens_W].double().exp(), log_probs_TC[:, blank].double().exp()
     stops_S = tokens_W.new_tensor(list(stop_token_ids))
     depth = len(log_probs_TC) if depth is None else depth
-    return drop_impossible(_search_levels(probs_TW, blank_T, tokens_W, stops_S, nodes, depth))
+    return drop_improbable(_search_levels(probs_TW, blank_T, tokens_W, stops_S, nodes, depth), min_mass)
 
 
 def static_prefix_search(
@@ -72,7 +73,7 @@ def static_prefix_search(
 ) -> RankedNodes:
     """Do a `prefix_search` of static shapes and without host synchronisation, for a CUDA graph.
 
-    `drop_impossible` then asks the device for the number of nodes, the only synchronisation.
+    `drop_improbable` then asks the device for the number of nodes, the only synchronisation.
     """
     check_blank(log_probs_TC, blank)
     few = min(tokens_per_frame, log_probs_TC.shape[1] - 1)
@@ -84,11 +85,11 @@ def static_prefix_search(
     return _search_levels(probs_TW, log_probs_TC[:, blank].double().exp(), tokens_W, stops_S, nodes, depth)
 
 
-def drop_impossible(ranked: RankedNodes) -> Prefixes:
-    """Return the nodes with a positive mass, which come first."""
-    tokens_N, parents_N, mass_N = ranked
-    count = int((mass_N > 0).sum())
-    return Prefixes(tokens_N[:count], parents_N[:count], mass_N[:count].log())
+def drop_improbable(ranked: RankedNodes, min_mass: float = 0.0) -> Prefixes:
+    """Return the nodes with a positive mass of at least `min_mass`, which come first."""
+    masses_N = ranked[2]
+    count = int(((masses_N > 0) & (masses_N >= min_mass)).sum())
+    return Prefixes(*(column_N[:count] for column_N in ranked))
 
 
 def _search_levels(

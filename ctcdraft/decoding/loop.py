@@ -122,6 +122,7 @@ class Context:
     remaining_tokens: int  # how many more max_new_tokens and the base's context allow
     nodes: int  # limit of the tree's nodes, the root counted
     logits_processor: LogitsProcessor = unwarped_log_probs  # temperature, top-k and top-p of this decoding run
+    min_path_prob: float = 0.0  # a search stops at the first node whose path is less probable under the draft
 
     @property
     def root(self) -> Tensor:
@@ -142,7 +143,7 @@ class Context:
         new_states_KD = states_ND if len(states_ND) == 1 else states_ND[path.path_K]
         # Written out: `dataclasses.replace` would add a thousandth to a step of autoregression on a small base.
         remaining = self.remaining_tokens - len(path.tokens)
-        return type(self)(tokens_L, new_states_KD, remaining, self.nodes, self.logits_processor)
+        return type(self)(tokens_L, new_states_KD, remaining, self.nodes, self.logits_processor, self.min_path_prob)
 
 
 class Drafter(Protocol):

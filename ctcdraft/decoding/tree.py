@@ -28,6 +28,9 @@ class TokenTree:
     # a stop, -1 in unused slots. Without it every draft token is one sample, and a node with probabilities but without
     # a child sampled a stop.
     sampled_nodes_NK: Tensor | None = None
+    # The probability, under the draft, that a node and all nodes above it are right; None where it is not known. Not of
+    # sampled draft tokens: what is drafted must not depend on whether it is likely.
+    path_probs_N: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens_N)
@@ -45,7 +48,9 @@ class TokenTree:
         return cls(tokens_N, torch.arange(-1, len(draft_tokens_K), device=tokens_N.device), height=len(draft_tokens_K))
 
     @classmethod
-    def from_lists(cls, root: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> Self:
+    def from_lists(
+        cls, root: Tensor, tokens: Sequence[int], parents: Sequence[int], path_probs: Sequence[float] | None = None
+    ) -> Self:
         """Return the tree of draft tokens on the host, a parent before its children; parent -1 is the root."""
         depths = [0]
         for parent in parents:
@@ -53,7 +58,10 @@ class TokenTree:
         # Reading the root's token id is free on a CPU; on a GPU it would stall the draft.
         tokens_N = torch.tensor([int(root), *tokens], device=root.device)
         parents_N = torch.tensor([-1, *(parent + 1 for parent in parents)], device=root.device)
-        return cls(tokens_N, parents_N, height=max(depths))
+        path_probs_N = None
+        if path_probs is not None:
+            path_probs_N = torch.tensor([1.0, *path_probs], dtype=torch.float64, device=root.device)
+        return cls(tokens_N, parents_N, height=max(depths), path_probs_N=path_probs_N)
 
     @classmethod
     def from_paths(cls, root: Tensor, paths_PK: Tensor, lengths_P: Tensor, limit: int) -> Self:

@@ -102,7 +102,11 @@ def attach_subtree(tree: TokenTree, node: Tensor, subtree: TokenTree) -> TokenTr
         raise InputError("a cascade has no distribution for sampled draft tokens; give both parts another tree")
     shifted_N = torch.where(subtree.parents_N[1:] == 0, node, subtree.parents_N[1:] + len(tree) - 1)
     tokens_N = torch.cat([tree.tokens_N, subtree.tokens_N[1:]])
-    return TokenTree(tokens_N, torch.cat([tree.parents_N, shifted_N]), tree.height + subtree.height)
+    path_probs_N = None
+    if tree.path_probs_N is not None and subtree.path_probs_N is not None:
+        path_probs_N = torch.cat([tree.path_probs_N, tree.path_probs_N[node] * subtree.path_probs_N[1:]])
+    parents_N, height = torch.cat([tree.parents_N, shifted_N]), tree.height + subtree.height
+    return TokenTree(tokens_N, parents_N, height, path_probs_N=path_probs_N)
 
 
 StagedMemory = tuple[DraftModelMemory, Any]  # of the draft model, and of its first drafter

@@ -15,7 +15,8 @@ from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
 from ctcdraft.drafters.trees.request import TreeRequest
 
 
-def texts_of(tokens, parents):
+def texts_of(tokens, parents, masses):
+    assert sorted(masses, reverse=True) == pytest.approx(masses, rel=3e-9)
     texts: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
         assert -1 <= parent < len(texts)
@@ -33,9 +34,10 @@ def frames(seed: int, count: int, classes: int, sharp: float = 2.0, zeros: float
 
 def test_by_hand():
     example_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
-    assert best_first_search(example_TC, 2, 3, 2) == ([0, 1, 1], [-1, -1, 0])
-    assert best_first_search(example_TC, 2, 0, 2) == best_first_search(example_TC, 2, 3, 2, depth=0) == ([], [])
-    assert best_first_search(example_TC, 2, 9, 2, stop_token_ids=(0,)) == ([0, 1, 0], [-1, -1, 1])
+    assert best_first_search(example_TC, 2, 3, 2)[:2] == ([0, 1, 1], [-1, -1, 0])
+    assert best_first_search(example_TC, 2, 3, 2)[2] == pytest.approx([5 / 8, 5 / 16, 1 / 8])
+    assert best_first_search(example_TC, 2, 0, 2) == best_first_search(example_TC, 2, 3, 2, depth=0) == ([], [], [])
+    assert best_first_search(example_TC, 2, 9, 2, stop_token_ids=(0,))[:2] == ([0, 1, 0], [-1, -1, 1])
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 13, 400])
@@ -49,6 +51,10 @@ def test_every_alignment(seed, nodes):
         truth = slow_prefix_search(probs_TC, blank, nodes, stop_token_ids=stops, depth=depth)
         nodes_found = best_first_search(log_probs_TC, blank, nodes, classes + 3, stops, depth)
         assert texts_of(*nodes_found) == [text for text, _ in truth]
+        assert nodes_found[2] == pytest.approx([mass for _, mass in truth])
+        at_least = min(0.05, nodes_found[2][-1]) + 1e-9
+        probable = best_first_search(log_probs_TC, blank, nodes, classes + 3, stops, depth, at_least)
+        assert texts_of(*probable) == [text for text, mass in truth if mass >= at_least]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -70,9 +76,11 @@ def test_the_vectorised_twin(seed):
     """Frames as wide as real ones: flat and sharp, with and without ties, few tokens per frame, in float32."""
     log_probs_TC = frames(seed, 1 + seed % 8, 60, sharp=(0.0, 1.0, 3.0, 6.0)[seed % 4], zeros=(seed % 3) / 5).float()
     for nodes, tokens_per_frame, stops, depth in [(7, 16, (3, 8), None), (15, 4, (), 3), (31, 16, (5,), None)]:
-        twin = prefix_search(log_probs_TC, 59, nodes, tokens_per_frame, stops, depth)
-        few = best_first_search(log_probs_TC, 59, nodes, tokens_per_frame, stops, depth)
-        assert few == (twin.tokens_N.tolist(), twin.parents_N.tolist())
+        for min_mass in (0.0, 0.01):
+            twin = prefix_search(log_probs_TC, 59, nodes, tokens_per_frame, stops, depth, min_mass)
+            few = best_first_search(log_probs_TC, 59, nodes, tokens_per_frame, stops, depth, min_mass)
+            assert few[:2] == (twin.tokens_N.tolist(), twin.parents_N.tolist())
+            assert few[2] == pytest.approx(twin.masses_N.tolist())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -83,6 +91,7 @@ def test_a_drafter_gets_one_tree_from_either(seed):
     assert len(few) == len(many) - 1 == MAX_BEST_FIRST_NODES
     assert torch.equal(few.tokens_N, many.tokens_N[:-1])
     assert torch.equal(few.parents_N, many.parents_N[:-1])
+    torch.testing.assert_close(few.path_probs_N, many.path_probs_N[:-1])
     assert few.height == few.depths_N.max() <= many.height
 
 

@@ -24,17 +24,22 @@ READINGS = {
 }
 
 
-def as_lists(prefixes):
-    return prefixes.tokens_N.tolist(), prefixes.parents_N.tolist()
+def assert_same(prefixes, twin):
+    assert prefixes[:2] == (twin.tokens_N.tolist(), twin.parents_N.tolist())
+    assert prefixes[2] == pytest.approx(twin.masses_N.tolist())
 
 
 def test_by_hand():
     """Behind "a" neither token may follow: a 5/8, b 5/16, b a 1/8."""
     frames_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()
-    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9) == ([0, 1, 0], [-1, -1, 1])
-    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 0) == ([], [])
-    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, depth=0) == ([], [])
-    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, stop_token_ids=(1,)) == ([0, 1], [-1, -1])
+    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9) == (
+        [0, 1, 0],
+        [-1, -1, 1],
+        [5 / 8, 5 / 16, 1 / 8],
+    )
+    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 0) == ([], [], [])
+    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, depth=0) == ([], [], [])
+    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, stop_token_ids=(1,))[:2] == ([0, 1], [-1, -1])
 
 
 @pytest.mark.parametrize("topology", READINGS, ids=["ctc", "transducer"])
@@ -53,6 +58,9 @@ def test_every_alignment(seed, at_once, topology, monkeypatch):
         truth = slow_best(beginnings(texts), nodes, stops, depth)
         prefixes = best_first_conditioned_search(log_probs_TC, conditioned, nodes, stops, depth, topology)
         assert texts_of(*prefixes) == [text for text, _ in truth]
+        assert prefixes[2] == pytest.approx([mass for _, mass in truth])
+        probable = best_first_conditioned_search(log_probs_TC, conditioned, nodes, stops, depth, topology, 0.02)
+        assert texts_of(*probable) == [text for text, mass in truth if mass >= 0.02]
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 15, 63])
@@ -64,8 +72,9 @@ def test_what_its_vectorised_twin_finds(kind, nodes):
         log_probs_TC = frames(seed, 6, vocabulary=200)
         conditioned = begin(kind, log_probs_TC)
         for topology in READINGS:
-            twin = conditioned_prefix_search(log_probs_TC, conditioned, nodes, (3,), 5, topology)
-            assert as_lists(twin) == best_first_conditioned_search(log_probs_TC, conditioned, nodes, (3,), 5, topology)
+            for min_mass in (0.0, 0.01):
+                limits = log_probs_TC, conditioned, nodes, (3,), 5, topology, min_mass
+                assert_same(best_first_conditioned_search(*limits), conditioned_prefix_search(*limits))
 
 
 @pytest.mark.parametrize("topology", READINGS, ids=["ctc", "transducer"])
@@ -78,7 +87,7 @@ def test_ties_are_broken_as_its_twin_breaks_them(topology):
             unconditioned = best_first_conditioned_search(
                 frames_TC, UnconditionedFrames.empty(frames_TC), nodes, topology=topology
             )
-            assert as_lists(twin) == unconditioned
+            assert_same(unconditioned, twin)
 
 
 @pytest.mark.parametrize("topology", READINGS, ids=["ctc", "transducer"])
@@ -117,7 +126,7 @@ def test_float32_frames_give_the_nodes_of_the_twin():
             log_probs_TC, first_states.correction.float(), first_states.memory_KR.float()
         )
         twin = conditioned_prefix_search(log_probs_TC, conditioned, 15)
-        assert as_lists(twin) == best_first_conditioned_search(log_probs_TC, conditioned, 15)
+        assert_same(best_first_conditioned_search(log_probs_TC, conditioned, 15), twin)
 
 
 def test_fewer_prefixes_are_expanded_than_by_levels():
@@ -134,7 +143,7 @@ def test_fewer_prefixes_are_expanded_than_by_levels():
         texts, Counted.expanded = Counted.empty(log_probs_TC), 0
         twin = conditioned_prefix_search(log_probs_TC, texts, 15)
         expanded["levels"], Counted.expanded = expanded["levels"] + Counted.expanded, 0
-        assert as_lists(twin) == best_first_conditioned_search(log_probs_TC, texts, 15)
+        assert_same(best_first_conditioned_search(log_probs_TC, texts, 15), twin)
         expanded["few"] += Counted.expanded
     assert 0 < expanded["few"] < 0.9 * expanded["levels"]
 
@@ -152,3 +161,4 @@ def test_trees_of_few_nodes_are_those_of_many(monkeypatch):
         )
     assert torch.equal(trees[0].tokens_N, trees[1].tokens_N)
     assert torch.equal(trees[0].parents_N, trees[1].parents_N)
+    torch.testing.assert_close(trees[0].path_probs_N, trees[1].path_probs_N)

@@ -82,7 +82,7 @@ def test_search_by_hand():
     frames_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
     prefixes = conditioned_prefix_search(frames_TC, Forbids([-1]), nodes=9)
     assert texts_of(prefixes) == [(0,), (1,), (1, 0)]
-    assert prefixes.log_probs_N.exp().tolist() == pytest.approx([5 / 8, 5 / 16, 1 / 8])
+    assert prefixes.masses_N.tolist() == pytest.approx([5 / 8, 5 / 16, 1 / 8])
 
 
 @pytest.mark.parametrize("kind", [MarkovCorrection, GRUCorrection])
@@ -99,7 +99,7 @@ def test_prefix_search_sums_every_alignment(kind, seed):
         prefixes = conditioned_prefix_search(log_probs_TC, conditioned, nodes, stops, depth)
         truth = slow_best(beginnings(texts), nodes, stops, depth)
         assert texts_of(prefixes) == [text for text, _ in truth]
-        assert prefixes.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
+        assert prefixes.masses_N.tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def test_a_zero_correction_changes_nothing():
     plain = prefix_search(log_probs_TC, VOCABULARY, 20, VOCABULARY)
     zero = conditioned_prefix_search(log_probs_TC, begin(MarkovCorrection, log_probs_TC, strength=0.0), 20)
     assert texts_of(plain) == texts_of(zero)
-    torch.testing.assert_close(plain.log_probs_N, zero.log_probs_N, rtol=0, atol=1e-12)
+    torch.testing.assert_close(plain.masses_N, zero.masses_N, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [MarkovCorrection, GRUCorrection])
@@ -197,7 +197,7 @@ def test_training_scores_the_distribution_that_decoding_searches(kind):
     prefixes = conditioned_prefix_search(
         log_probs_TC, ConditionedFrames.empty(log_probs_TC, logit_correction, emissions.start_BAR[0]), 200
     )
-    masses = dict(zip(texts_of(prefixes), prefixes.log_probs_N.exp().tolist(), strict=True))
+    masses = dict(zip(texts_of(prefixes), prefixes.masses_N.tolist(), strict=True))
     assert len(masses) > 50
     for text, mass in masses.items():
         labels_BAS, lengths_BA = torch.tensor(text).view(1, 1, -1), torch.tensor([[len(text)]])

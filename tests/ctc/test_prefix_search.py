@@ -7,7 +7,7 @@ import torch
 from chi_square import exact_next_label_distribution
 from truths import slow_next_label_distribution, slow_prefix_probability, slow_prefix_search
 
-from ctcdraft.ctc.prefix_search import drop_impossible, prefix_search, pruned_mass, static_prefix_search
+from ctcdraft.ctc.prefix_search import drop_improbable, prefix_search, pruned_mass, static_prefix_search
 
 EXAMPLE_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
 
@@ -31,13 +31,13 @@ def texts_of(prefixes):
 
 def assert_same(prefixes, truth):
     assert texts_of(prefixes) == [text for text, _ in truth]
-    assert prefixes.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-12)
+    assert prefixes.masses_N.tolist() == pytest.approx([mass for _, mass in truth], abs=1e-12)
 
 
 def test_search_by_hand():
     prefixes = prefix_search(EXAMPLE_TC, blank=2, nodes=3, tokens_per_frame=2)
     assert texts_of(prefixes) == [(0,), (1,), (0, 1)]
-    assert prefixes.log_probs_N.exp().tolist() == pytest.approx([5 / 8, 5 / 16, 1 / 8])
+    assert prefixes.masses_N.tolist() == pytest.approx([5 / 8, 5 / 16, 1 / 8])
 
 
 def test_a_repeat_needs_a_blank_between():
@@ -45,7 +45,7 @@ def test_a_repeat_needs_a_blank_between():
     sure_TC = torch.tensor([[0.0, 1.0], [0.25, 0.75], [0.0, 1.0]], dtype=torch.float64).log()
     prefixes = prefix_search(sure_TC, blank=0, nodes=8, tokens_per_frame=1)
     assert texts_of(prefixes) == [(1,), (1, 1)]
-    assert prefixes.log_probs_N.exp().tolist() == pytest.approx([1, 1 / 4])
+    assert prefixes.masses_N.tolist() == pytest.approx([1, 1 / 4])
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 13, 400])
@@ -103,9 +103,9 @@ def test_fixed_shapes_find_the_same(seed):
             stops_S = torch.tensor(stop_token_ids, dtype=torch.int64)
             ranked = static_prefix_search(log_probs_TC, classes - 1, nodes, tokens, stops_S, depth)
             truth = prefix_search(log_probs_TC, classes - 1, nodes, tokens, stop_token_ids, depth)
-            prefixes = drop_impossible(ranked)
+            prefixes = drop_improbable(ranked)
             assert texts_of(prefixes) == texts_of(truth)
-            torch.testing.assert_close(prefixes.log_probs_N, truth.log_probs_N)
+            torch.testing.assert_close(prefixes.masses_N, truth.masses_N)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -125,7 +125,7 @@ def test_nodes_are_distinct_closed_and_sorted(seed):
     assert len(texts) == len(set(texts)) == 64
     assert all(text[:-1] in texts for text in texts if len(text) > 1)
     assert 299 not in prefixes.tokens_N
-    assert (prefixes.log_probs_N.diff() <= 2e-9).all()
+    assert (prefixes.masses_N.log().diff() <= 2e-9).all()
 
 
 def test_equal_but_for_rounding_is_equal():
@@ -144,8 +144,8 @@ def test_rounding_lifts_no_child_above_its_parent():
         frames_TC = torch.cat([frames_TC, torch.tensor([[0, 1, 0]])])
         prefixes = prefix_search(frames_TC.log(), 2, 9, 2)
         assert set(texts_of(prefixes)) == {(0,), (0, 1), (1,)}
-        mass_N, parents_N = prefixes.log_probs_N, prefixes.parents_N
-        assert (mass_N <= torch.where(parents_N < 0, 0, mass_N[parents_N])).all()
+        mass_N, parents_N = prefixes.masses_N, prefixes.parents_N
+        assert (mass_N <= torch.where(parents_N < 0, 1, mass_N[parents_N])).all()
 
 
 def test_a_certain_chain_is_closed():
@@ -162,7 +162,7 @@ def test_a_certain_chain_is_closed():
 def test_nothing_but_blank():
     blank_TC = torch.tensor([[0.0, 0.0, 1.0]] * 3, dtype=torch.float64).log()
     prefixes = prefix_search(blank_TC, 2, 5, 2)
-    assert prefixes.tokens_N.tolist() == prefixes.parents_N.tolist() == prefixes.log_probs_N.tolist() == []
+    assert prefixes.tokens_N.tolist() == prefixes.parents_N.tolist() == prefixes.masses_N.tolist() == []
 
 
 def test_bad_requests_are_refused_in_a_sentence():
@@ -205,7 +205,7 @@ def test_search_and_distribution_agree(seed):
     """A node is its parent times the distribution, for any length; so its children and its stop sum to it."""
     log_probs_TC = random_frames(seed, frames=10, classes=9)
     prefixes = prefix_search(log_probs_TC, 8, 60, 8)
-    texts, mass_N = texts_of(prefixes), prefixes.log_probs_N.exp()
+    texts, mass_N = texts_of(prefixes), prefixes.masses_N
     assert max(map(len, texts)) >= 4
     for node, text in enumerate(texts):
         probs_V, stop = exact_next_label_distribution(log_probs_TC, 8, text[:-1])

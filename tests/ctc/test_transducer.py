@@ -103,7 +103,7 @@ def test_the_search_sums_every_alignment(kind, seed):
         result = conditioned_prefix_search(log_probs_TC, conditioned, nodes, stops, depth, TRANSDUCER_TOPOLOGY)
         truth = slow_best(masses, nodes, stops, depth)
         assert texts_of(result) == [text for text, _ in truth]
-        assert result.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
+        assert result.masses_N.tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
 
 
 @torch.no_grad()
@@ -115,7 +115,7 @@ def test_unconditioned_frames_are_searched_too():
     )
     truth = slow_best(masses, 40)
     assert texts_of(result) == [text for text, _ in truth]
-    assert result.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
+    assert result.masses_N.tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def test_training_scores_the_distribution_that_decoding_searches():
     log_probs_TC = emissions.logits()[0, 0].log_softmax(-1)
     begun = ConditionedFrames.empty(log_probs_TC, logit_correction, start_BAR[0])
     result = conditioned_prefix_search(log_probs_TC, begun, 200, topology=TRANSDUCER_TOPOLOGY)
-    masses = dict(zip(texts_of(result), result.log_probs_N.exp().tolist(), strict=True))
+    masses = dict(zip(texts_of(result), result.masses_N.tolist(), strict=True))
     assert (1, 1, 1, 1) in masses
     for text, mass in masses.items():
         scores = emissions.scores(torch.tensor(text).view(1, 1, -1))

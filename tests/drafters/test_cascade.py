@@ -179,6 +179,10 @@ def test_attaching_a_subtree_by_hand():
     assert grown.tokens_N.tolist() == [1, 2, 3, 5, 6, 7]
     assert grown.parents_N.tolist() == [-1, 0, 0, 1, 1, 3]
     assert grown.depths_N.tolist() == [0, 1, 1, 2, 2, 3]
+    assert grown.path_probs_N is None  # the parts do not tell
+    known = replace(tree, path_probs_N=torch.tensor([1.0, 0.5, 0.25]))
+    grown = attach_subtree(known, torch.tensor(1), replace(subtree, path_probs_N=torch.tensor([1.0, 0.5, 0.2, 0.1])))
+    assert grown.path_probs_N.tolist() == pytest.approx([1.0, 0.5, 0.25, 0.25, 0.1, 0.05])
     with pytest.raises(InputError, match="no distribution for sampled"):
         attach_subtree(replace(tree, draft_probs_NV=torch.ones(3, 9)), torch.tensor(1), subtree)
 

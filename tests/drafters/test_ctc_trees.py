@@ -10,9 +10,18 @@ import torch
 from sequential_parts import make_sequential_drafter
 from tiny_models import random_base
 from training_parts import block_head, ctc_head
+from truths import slow_collapse
+from truths_heads import beginnings, independent, slow_conditioned_texts, slow_transduce
+from truths_trees import texts
 
 from ctcdraft.decoding.static_shapes import StaticShapeForward
-from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, Collapse, PrefixSearch, rank_sequences
+from ctcdraft.drafters.trees.ctc import (
+    MAX_BEST_FIRST_NODES,
+    Collapse,
+    PrefixSearch,
+    TransducerSearch,
+    rank_sequences,
+)
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction, likely_choices
 from ctcdraft.drafters.trees.request import TreeRequest
@@ -39,6 +48,23 @@ def test_every_tree_is_a_tree_of_tokens(frame_tree, seed):
     assert not torch.isin(tree.parents_N[1:], (tree.tokens_N[1:] == STOP).nonzero() + 1).any()  # nothing below a stop
     siblings = list(zip(tree.parents_N.tolist(), tree.tokens_N.tolist(), strict=True))
     assert len(set(siblings)) == len(siblings)
+
+
+@pytest.mark.parametrize("nodes", [5, 30, 200])
+@pytest.mark.parametrize(
+    ("search", "reading"), [(PrefixSearch(6), slow_collapse), (TransducerSearch(), slow_transduce)]
+)
+def test_path_probabilities_are_the_masses_of_the_texts(search, reading, nodes):
+    """By any search, and those of at least min_path_prob are the beginning of the tree."""
+    log_probs_TC = frames(3, 4).double().log_softmax(-1)
+    distribution = independent(log_probs_TC.exp().tolist())
+    masses = beginnings(slow_conditioned_texts(distribution, 4, BLANK + 1, BLANK, lambda *x: tuple(reading(*x))))
+    tree = search(log_probs_TC, TreeRequest(torch.tensor(1), 4, nodes))
+    path_probs = [masses[text] for text in texts(tree)]
+    assert tree.path_probs_N.tolist() == pytest.approx([1.0, *path_probs])
+    probable = search(log_probs_TC, TreeRequest(torch.tensor(1), 4, nodes, min_path_prob=path_probs[2] * (1 - 1e-6)))
+    assert probable.tokens_N.tolist() == tree.tokens_N[:4].tolist()
+    assert probable.parents_N.tolist() == tree.parents_N[:4].tolist()
 
 
 def test_stop_tokens_occur_in_these_trees():

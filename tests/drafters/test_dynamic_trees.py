@@ -51,6 +51,7 @@ def test_the_best_texts_are_those_of_a_best_first_search(seed, count, depth):
     tree = DynamicTree(None, None)(TableStepFunction(distribution), TreeRequest(ROOT, depth, count + 1, stops))
     truth = slow_best_first(distribution, depth, count, stops)
     assert texts(tree) == list(truth)  # probabilities are distinct, so the order is one too
+    assert tree.path_probs_N.tolist() == pytest.approx([1.0, *truth.values()])
     assert int(tree.depths_N.max()) <= tree.height
 
 
@@ -62,7 +63,9 @@ def test_a_limited_tree_equals_eagle_2(seed, width, children):
     tree = DynamicTree(width, children)(step_function, TreeRequest(ROOT, 4, 12, stops))
     # Nodes that end keep their rows, as shapes are fixed, but no level has more than `width` rows.
     assert step_function.rows <= 1 + 3 * width
-    assert texts(tree) == list(slow_eagle2(distribution, 4, 11, width, children, stops))
+    truth = slow_eagle2(distribution, 4, 11, width, children, stops)
+    assert texts(tree) == list(truth)
+    assert tree.path_probs_N.tolist() == pytest.approx([1.0, *truth.values()])
 
 
 def test_an_example_by_hand():

@@ -38,7 +38,9 @@ def test_a_per_frame_tree_holds_exactly_the_best_products(seed, nodes):
     probs_TV = log_probs_TC[:, :-1].softmax(-1).double().tolist()
     masses = slow_products(independent(probs_TV), 3, 4)
     best = sorted(masses, key=lambda text: -masses[text])[: nodes - 1]
-    texts = texts_of(PerFrameTree(None)(log_probs_TC, TreeRequest(ROOT, 3, nodes)))
+    tree = PerFrameTree(None)(log_probs_TC, TreeRequest(ROOT, 3, nodes))
+    texts = texts_of(tree)
+    assert tree.path_probs_N.tolist() == pytest.approx([1.0, *(masses[text] for text in texts)], rel=1e-5)
     assert set(texts) == set(best)
     assert len(texts) == len(best)
 

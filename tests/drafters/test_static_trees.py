@@ -19,8 +19,9 @@ MEDUSA63 = OmegaConf.to_container(OmegaConf.load(CONFIGS / "drafter" / "tree" / 
 
 
 def slow_choices(distribution, choices, depth, stops, along_greedy_path):
-    """Return the texts of all choices that are possible, walking every choice from the root, rank by rank."""
-    texts_by_choice = {(): ()}
+    """Return the texts and path probabilities (from the root's) of all choices that are possible, walking every choice
+    from the root, rank by rank."""
+    texts_by_choice, path_probs = {(): ()}, {(): 1.0}
     greedy = {0: ()}
     for level in range(depth):
         p = distribution(greedy[level])
@@ -33,7 +34,8 @@ def slow_choices(distribution, choices, depth, stops, along_greedy_path):
         ranked = sorted(range(len(p)), key=lambda token: -p[token])
         if choice[-1] < len(p) and p[ranked[choice[-1]]] > 0:
             texts_by_choice[choice] = (*above, ranked[choice[-1]])
-    return list(texts_by_choice.values())[1:]
+            path_probs[choice] = path_probs[choice[:-1]] * p[ranked[choice[-1]]]
+    return list(texts_by_choice.values())[1:], list(path_probs.values())
 
 
 @pytest.mark.parametrize("kind", [StaticTree, GreedyPathTree])
@@ -45,8 +47,9 @@ def test_every_choice_has_its_token(kind, nodes, seed):
         step_function = TableStepFunction(distribution)
         tree = kind(MEDUSA63)(step_function, TreeRequest(ROOT, depth, nodes, stops))
         fitting = [choice for choice in MEDUSA63 if len(choice) <= depth]  # deeper ones leave room for others
-        truth = slow_choices(distribution, fitting[: nodes - 1], depth, stops, kind is GreedyPathTree)
+        truth, path_probs = slow_choices(distribution, fitting[: nodes - 1], depth, stops, kind is GreedyPathTree)
         assert texts(tree) == truth
+        assert tree.path_probs_N.tolist() == pytest.approx(path_probs, rel=1e-5)
         if kind is GreedyPathTree:
             assert step_function.rows <= 4  # one row per level
 

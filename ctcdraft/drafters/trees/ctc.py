@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.best_first import best_first_conditioned_search, best_first_search
@@ -21,7 +22,7 @@ from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_sea
 from ctcdraft.ctc.prefix_search import (
     Prefixes,
     RankedNodes,
-    drop_impossible,
+    drop_improbable,
     prefix_search,
     pruned_mass,
     static_prefix_search,
@@ -56,11 +57,19 @@ class CUDAGraphPrefixSearch:
         return CUDAGraphPrefixSearch()  # a CUDA graph cannot be copied
 
     def __call__(
-        self, log_probs_TC: Tensor, blank: int, nodes: int, tokens_per_frame: int, stops: tuple[int, ...], depth: int
+        self,
+        log_probs_TC: Tensor,
+        blank: int,
+        nodes: int,
+        tokens_per_frame: int,
+        stops: tuple[int, ...],
+        depth: int,
+        min_mass: float,
     ) -> Prefixes:
         if not log_probs_TC.is_cuda:
             stops_S = log_probs_TC.new_tensor(stops).long()
-            return drop_impossible(static_prefix_search(log_probs_TC, blank, nodes, tokens_per_frame, stops_S, depth))
+            ranked = static_prefix_search(log_probs_TC, blank, nodes, tokens_per_frame, stops_S, depth)
+            return drop_improbable(ranked, min_mass)
         key = (tuple(log_probs_TC.shape), nodes, tokens_per_frame, stops, depth)
         if key not in self._graphs:
             static_log_probs_TC = log_probs_TC.clone()
@@ -72,7 +81,7 @@ class CUDAGraphPrefixSearch:
         graph, static_log_probs_TC, nodes_out = self._graphs[key]
         static_log_probs_TC.copy_(log_probs_TC)
         graph.replay()
-        return drop_impossible(nodes_out)
+        return drop_improbable(nodes_out, min_mass)
 
 
 class PrefixSearch:
@@ -106,7 +115,8 @@ class PrefixSearch:
         if depth < 1:
             return TokenTree.only_root(root)
         blank, stops = log_probs_TC.shape[-1] - 1, tuple(request.stop_ids)
-        arguments = log_probs_TC, blank, request.nodes - 1, self.tokens_per_frame, stops, depth
+        limits = stops, depth, request.min_path_prob
+        arguments = log_probs_TC, blank, request.nodes - 1, self.tokens_per_frame, *limits
         if log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES:
             return TokenTree.from_lists(root, *best_first_search(*arguments))
         # Shallower trees occur at the end of a response alone, and each depth would be a graph of its own.
@@ -131,7 +141,7 @@ def conditioned_tree(log_probs_TC: Tensor, states: PrefixStates, request: TreeRe
     root, depth = request.root, min(request.depth, len(log_probs_TC))
     if depth < 1:
         return TokenTree.only_root(root)
-    arguments = log_probs_TC, states, request.nodes - 1, request.stop_ids, depth, topology
+    arguments = log_probs_TC, states, request.nodes - 1, request.stop_ids, depth, topology, request.min_path_prob
     if log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES:
         return TokenTree.from_lists(root, *best_first_conditioned_search(*arguments))
     return tree_from_prefixes(conditioned_prefix_search(*arguments), root, depth)
@@ -140,7 +150,7 @@ def conditioned_tree(log_probs_TC: Tensor, states: PrefixStates, request: TreeRe
 def tree_from_prefixes(prefixes: Prefixes, root: Tensor, depth: int) -> TokenTree:
     tokens_N = torch.cat([root.reshape(1), prefixes.tokens_N])
     parents_N = torch.cat([torch.full_like(root.reshape(1), -1), prefixes.parents_N + 1])
-    return TokenTree(tokens_N, parents_N, depth)
+    return TokenTree(tokens_N, parents_N, depth, path_probs_N=F.pad(prefixes.masses_N, (1, 0), value=1.0))
 
 
 class Collapse:

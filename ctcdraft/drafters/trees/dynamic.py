@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.request import StepFunction, TreeRequest
@@ -89,4 +90,5 @@ def top_nodes_tree(root: Tensor, levels: list[tuple[Tensor, Tensor, Tensor]], co
     node_R[best_N + 1] = torch.arange(1, len(best_N) + 1, device=best_N.device)
     tokens_N = torch.cat([root.reshape(1), tokens_R[best_N]])
     parents_N = torch.cat([torch.full_like(root.reshape(1), -1), node_R[parents_R[best_N]]])
-    return TokenTree(tokens_N, parents_N, height=len(levels))
+    path_probs_N = F.pad(joint_R[best_N].exp(), (1, 0), value=1.0)
+    return TokenTree(tokens_N, parents_N, height=len(levels), path_probs_N=path_probs_N)

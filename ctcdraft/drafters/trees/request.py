@@ -52,11 +52,12 @@ class TreeRequest:
     nodes: int  # maximal number of nodes, the root included
     stop_ids: Sequence[int] = ()  # tokens below which nothing is drafted
     sampling: DraftSampling | None = None  # needed by builders that sample their draft tokens
+    min_path_prob: float = 0.0  # prefix searches stop at the first node below it; other builders ignore it
 
     @classmethod
     def of(cls, context: Context, stop_ids: Sequence[int], rng: torch.Generator) -> TreeRequest:
         sampling = DraftSampling(rng, context.logits_processor)
-        return cls(context.root, context.depth, context.nodes, stop_ids, sampling)
+        return cls(context.root, context.depth, context.nodes, stop_ids, sampling, context.min_path_prob)
 
     def limit_depth(self, depth: int) -> TreeRequest:
         return replace(self, depth=min(self.depth, depth))

@@ -50,6 +50,7 @@ class StaticTree:
         stop_ids, tokens_N = request.stop_ids_S(), root.repeat(len(choices) + 1)
         # All nodes are kept until the end: shapes that depended on the tokens would be host synchronisations.
         real_N = torch.ones_like(tokens_N, dtype=torch.bool)
+        path_log_probs_N = torch.zeros_like(tokens_N, dtype=torch.float32)
         for level in levels:
             log_probs_KV = step_function(tokens_N[level.query_nodes_K], level.rows_K)
             best_KR, tokens_KR = log_probs_KV.topk(min(level.ranks, log_probs_KV.shape[1]), dim=1)
@@ -58,8 +59,9 @@ class StaticTree:
             parents_J = parents_N[level.nodes_J]
             extendable_J = real_N[parents_J] & ((parents_J == 0) | ~torch.isin(tokens_N[parents_J], stop_ids))
             tokens_N[level.nodes_J] = tokens_KR[entry]
+            path_log_probs_N[level.nodes_J] = path_log_probs_N[parents_J] + best_KR[entry].float()
             real_N[level.nodes_J] = in_range_J & extendable_J & (best_KR[entry] > -torch.inf)
-        return keep_real_nodes(tokens_N, parents_N, real_N, len(levels))
+        return keep_real_nodes(tokens_N, parents_N, real_N, len(levels), path_log_probs_N.exp())
 
 
 class GreedyPathTree(StaticTree):
@@ -122,9 +124,11 @@ def plan_levels(
     return parents_N, levels
 
 
-def keep_real_nodes(tokens_N: Tensor, parents_N: Tensor, real_N: Tensor, height: int) -> TokenTree:
+def keep_real_nodes(
+    tokens_N: Tensor, parents_N: Tensor, real_N: Tensor, height: int, path_probs_N: Tensor
+) -> TokenTree:
     """Return the tree without the nodes that are not real; descendants of such a node must not be real either."""
     # Masking waits for the number of nodes that are left: a host synchronisation, but one per tree.
     new_index_N = real_N.cumsum(0) - 1
     parents_N = torch.where(parents_N < 0, -1, new_index_N[parents_N.clamp(min=0)])
-    return TokenTree(tokens_N[real_N], parents_N[real_N], height)
+    return TokenTree(tokens_N[real_N], parents_N[real_N], height, path_probs_N=path_probs_N[real_N])
