@@ -24,12 +24,23 @@ ATTENTION = [
 FULL_SHAPE = replace(  # features of other bases' layers: see nn/base_layer.py
     SHAPE, frequencies=(0.9, 0.1, 0.0, 0.0), rotary_scale=1.2, qk_norm=True, qkv_bias=True, activation="gelu"
 )
+LAYERS = 3
+OWN_TEXT = [
+    partial(AttentionBody, root_input=root_input, causal=causal, blocks=2, own_text=own_text, root_row=root_row)
+    for root_input, causal, (own_text, root_row) in product(
+        (True, False), (True, False), ((True, False), (False, True), (True, True))
+    )
+]
 BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, inner=None)]
 
 
 @pytest.mark.parametrize(
     ("body", "shape"),
-    [*((body, SHAPE) for body in BODIES), *((partial(body, like_base=True), FULL_SHAPE) for body in ATTENTION)],
+    [
+        *((body, SHAPE) for body in BODIES),
+        *((partial(body, like_base=True), FULL_SHAPE) for body in ATTENTION),
+        *((body, replace(SHAPE, state_layers=LAYERS)) for body in OWN_TEXT),
+    ],
 )
 @torch.inference_mode()
 def test_steps_over_a_text_are_the_forward_over_it(body, shape):
@@ -38,19 +49,19 @@ def test_steps_over_a_text_are_the_forward_over_it(body, shape):
     module = body(shape, FRAMES)
     for value in module.parameters():
         value += 0.2 * torch.randn_like(value)
-    states_BLD, roots_BLD = torch.randn(2, 1, TEXT, SHAPE.width)
+    states_BLE, roots_BLD = torch.randn(1, TEXT, shape.state_layers * SHAPE.width), torch.randn(1, TEXT, SHAPE.width)
     memory = KVCache(module.layers, capacity=TEXT) if module.layers else None
     stops, stepped, start = [9, 10, 12, 13, 17, TEXT], [], 0
     for stop in stops:
-        stepped.append(module.step(states_BLD[:, start:stop], roots_BLD[:, stop - 1 : stop], memory))
+        stepped.append(module.step(states_BLE[:, start:stop], roots_BLD[:, stop - 1 : stop], memory))
         assert memory is None or memory.length == stop
         start = stop
     anchors_BA, positions_L = torch.tensor(stops)[None] - 1, torch.arange(TEXT)
     forward_BATD = module(
-        anchor_BAD=states_BLD[:, anchors_BA[0]],
+        anchor_BAD=states_BLE[:, anchors_BA[0], : SHAPE.width],
         root_BAD=roots_BLD[:, anchors_BA[0]],
         anchors_BA=anchors_BA,
-        text=module.text_keys_values(states_BLD, positions_L[None]),
+        text=module.text_keys_values(states_BLE, positions_L[None]),
         visible_BAL=positions_L <= anchors_BA[..., None],
     )
     torch.testing.assert_close(torch.cat(stepped, dim=1), forward_BATD, rtol=0, atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -55,7 +56,8 @@ class ParallelDrafter(DraftHead):
         super().__init__()
         self.frames = check_int(frames, "drafter.frames")
         refuse_other_tree(self, tree, from_frames=True)
-        config = base_block_config(base.lm, base.context_length)
+        config = replace(base_block_config(base.lm, base.context_length), state_layers=len(base.aux_layers))
+        self.width = base.width
         self.body: Any = body(config, frames).to(base.device)
         self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
         self.embedding = base.embedding
@@ -76,15 +78,23 @@ class ParallelDrafter(DraftHead):
         return self.head.blank_D.dtype
 
     def input_states(self, states_BLD: Tensor) -> Tensor:
-        """Return the base's hidden states in the drafter's dtype, those of several layers fused into one."""
+        """Return the base's hidden states in the drafter's dtype, those of several layers fused into one.
+
+        The auxiliary layers follow the fused state where the body's blocks have text of their own.
+        """
         states_BLD = states_BLD.to(self.dtype)
-        return states_BLD if self.fuse is None else self.fuse(states_BLD)
+        if self.fuse is None:
+            return states_BLD
+        fused_BLD = self.fuse(states_BLD)
+        if not getattr(self.body, "own_text", False):
+            return fused_BLD
+        return torch.cat([fused_BLD, states_BLD[..., self.width :]], dim=-1)
 
     def forward(self, batch: Batch) -> Emissions:
         states_BLD = self.input_states(batch.states_BLD)
         text = self.body.text_keys_values(states_BLD, batch.position_ids_BL)
-        index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
-        anchor_BAD = states_BLD.gather(1, index_BAD)
+        index_BAD = batch.anchors_BA[..., None].expand(-1, -1, self.width)
+        anchor_BAD = states_BLD.gather(1, index_BAD)  # of the fused states alone
         states_BATD = self.body(
             anchor_BAD=anchor_BAD,
             root_BAD=self.embedding(batch.roots_BA).to(self.dtype),
@@ -115,8 +125,8 @@ class ParallelDrafter(DraftHead):
 
     def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         if memory is None and self.body.layers:
-            # The frames of a draft take cache rows too, behind those of the text.
-            capacity = len(context.tokens_L) + context.remaining_tokens + self.frames
+            # The frames of a draft take cache rows too, behind those of the text, and so does the root.
+            capacity = len(context.tokens_L) + context.remaining_tokens + self.frames + 1
             memory = KVCache(self.body.layers, capacity=capacity)
         emissions = self.emit(context, memory)
         return self.build_tree(emissions.logits(), emissions.start_BAR, 0, context, rng), memory
@@ -153,8 +163,8 @@ class ParallelDrafter(DraftHead):
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Return the emissions at the newest hidden state; appends the text's new keys and values to `memory`."""
         states_BKD, root_BA = self.input_states(context.new_states_KD[None]), context.tokens_L[None, -1:]
-        root_BAD = self.embedding(root_BA).to(self.dtype)
-        return self.emissions(self.body.step(states_BKD, root_BAD, memory), states_BKD[:, -1:], root_BA)
+        root_BAD, anchor_BAD = self.embedding(root_BA).to(self.dtype), states_BKD[:, -1:, : self.width]
+        return self.emissions(self.body.step(states_BKD, root_BAD, memory), anchor_BAD, root_BA)
 
     def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
         start_BAR = None if self.correction is None else self.correction.start(anchor_BAD, roots_BA)

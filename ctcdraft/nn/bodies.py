@@ -26,32 +26,47 @@ class AttentionBody(nn.Module):
         slots                s1  s2  s3  s4      at positions anchor + 1, + 2, ...
                              |___ attend to each other, and to all text up to the anchor
 
-    A slot starts as the projected anchor state plus its own embedding. All blocks see the same text, projected hidden
-    states of the base.
+    A slot starts as the projected anchor state plus its own embedding. All blocks see the same projected text.
 
     Args:
         root_input: add the projected embedding of the root; without it the body is exactly the paper's.
         causal: slots attend only to earlier slots instead of to all.
         like_base: rotary frequencies, head norms, biases and activation of the base's layers instead of plain Llama's.
+        own_text: add to each block's text a linear map (at first 0) of all hidden-state layers, normalised (DFlash).
+            E: the width of all layers together, the fused state first.
+        root_row: R = T + 1 rows, the first one the projected embedding of the root at its position (DFlash, DSpark).
     """
 
-    # The defaults are for older checkpoints, whose configs do not name the last two.
+    # The defaults are for older checkpoints, whose configs do not name these.
     def __init__(
-        self, shape: BlockConfig, frames: int, root_input: bool, causal: bool, blocks: int = 1, like_base: bool = False
+        self,
+        shape: BlockConfig,
+        frames: int,
+        root_input: bool,
+        causal: bool,
+        blocks: int = 1,
+        like_base: bool = False,
+        own_text: bool = False,
+        root_row: bool = False,
     ) -> None:
         super().__init__()
         self.shape = shape = shape if like_base else shape.as_plain_llama()
         self.layers = check_int(blocks, "drafter.body.blocks")
-        self.frames = frames
-        self.rotary = Rotary(shape.frequencies, shape.positions + frames, shape.rotary_scale)
+        self.frames, self.rows = frames, frames + root_row
+        self.root_input, self.root_row = root_input, root_row
+        self.rotary = Rotary(shape.frequencies, shape.positions + self.rows, shape.rotary_scale)
         self.project = nn.Linear(shape.width, shape.width, bias=False)
         nn.init.eye_(self.project.weight)
         self.slots_TD = nn.Parameter(torch.randn(frames, shape.width) * 0.02)
-        self.root_norm = RMSNorm(shape.width, eps=shape.epsilon) if root_input else None
-        self.root_project = nn.Linear(shape.width, shape.width, bias=False) if root_input else None
+        self.root_norm: Any = RMSNorm(shape.width, eps=shape.epsilon) if root_input or root_row else None
+        self.root_project: Any = nn.Linear(shape.width, shape.width, bias=False) if root_input or root_row else None
         self.block = SlotBlock(shape, causal)
         self.deeper = nn.ModuleList([SlotBlock(shape, causal) for _ in range(blocks - 1)])
         self.norm = RMSNorm(shape.width, eps=shape.epsilon)
+        all_layers, count = shape.state_layers * shape.width, blocks if own_text else 0
+        self.own_text = nn.ModuleList([nn.Linear(all_layers, shape.width, bias=False) for _ in range(count)])
+        for weight in self.own_text.parameters():
+            nn.init.zeros_(weight)
 
     def init_from_base(self, lm: Any) -> str:
         """Copy the base's last layer if outputs agree, and its final norm; return a description of what was done."""
@@ -65,10 +80,11 @@ class AttentionBody(nn.Module):
             nn.init.zeros_(block.mlp.down.weight)
         return f"{description}, final norm {'from the base' if copy_final_norm(self.norm, lm) else 'of ones'}"
 
-    def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[TensorPair]:
+    def text_keys_values(self, states_BLE: Tensor, position_ids_BL: Tensor) -> list[TensorPair]:
         """Return keys and values [B, G, L, d] of the text for every block; each depends on its own token alone."""
-        text_BLD, rotation = self.project(states_BLD), self.rotary(position_ids_BL[:, None])  # the same for all heads
-        return [block.keys_values(text_BLD, rotation) for block in (self.block, *self.deeper)]
+        texts = self.texts(self.project(states_BLE[..., : self.shape.width]), states_BLE)
+        rotation = self.rotary(position_ids_BL[:, None])  # the same for all heads
+        return [block.keys_values(text_BLD, rotation) for block, text_BLD in zip(self.blocks, texts, strict=True)]
 
     def forward(
         self,
@@ -85,34 +101,50 @@ class AttentionBody(nn.Module):
             anchors_BA: position ids of the anchors.
             visible_BAL: the text that an anchor may see (None: all).
         """
-        start_BAD = self.with_root(self.project(anchor_BAD), root_BAD)
-        slots_BATD = start_BAD[:, :, None] + self.slots_TD
-        steps_T = torch.arange(1, self.frames + 1, device=anchors_BA.device)
-        rotation = self.rotary(anchors_BA[..., None] + steps_T)
-        for block, keys_values in zip((self.block, *self.deeper), text, strict=True):
-            slots_BATD = block(slots_BATD, rotation, keys_values, visible_BAL)
-        return self.norm(slots_BATD)
+        rows_BARD = self.first_rows(self.project(anchor_BAD), root_BAD)
+        steps_R = torch.arange(1, self.rows + 1, device=anchors_BA.device)
+        rotation = self.rotary(anchors_BA[..., None] + steps_R)
+        for block, keys_values in zip(self.blocks, text, strict=True):
+            rows_BARD = block(rows_BARD, rotation, keys_values, visible_BAL)
+        return self.norm(rows_BARD[:, :, -self.frames :])
 
-    def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: Any) -> Tensor:
+    def step(self, states_BKE: Tensor, root_BAD: Tensor, memory: Any) -> Tensor:
         """Return hidden states_BATD for an anchor at the newest of the new states; B = A = 1.
 
         memory: the KVCache of the text so far, to which the new states are appended.
 
             a b c | d e | s1 s2 s3        cached, new, slots: contiguous positions 0 .. 7
         """
-        text_BKD, start = self.project(states_BKD), memory.length
+        text_BKD, start = self.project(states_BKE[..., : self.shape.width]), memory.length
         end = start + text_BKD.shape[1]
-        rotation = self.rotary.span(start, end + self.frames, text_BKD.device)
-        slots_BTD = self.with_root(text_BKD[:, -1:], root_BAD) + self.slots_TD
-        for layer, block in enumerate((self.block, *self.deeper)):
-            slots_BTD = block.step(text_BKD, slots_BTD, rotation, memory, layer)
+        rotation = self.rotary.span(start, end + self.rows, text_BKD.device)
+        rows_BRD = self.first_rows(text_BKD[:, -1:], root_BAD)[:, 0]
+        texts = self.texts(text_BKD, states_BKE)
+        for layer, (block, own_BKD) in enumerate(zip(self.blocks, texts, strict=True)):
+            rows_BRD = block.step(own_BKD, rows_BRD, rotation, memory, layer)
         memory.crop(end)  # drops the slots' rows: the next draft has other slots there
-        return self.norm(slots_BTD)[:, None]
+        return self.norm(rows_BRD[:, -self.frames :])[:, None]
 
-    def with_root(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:
-        if self.root_project is None or self.root_norm is None:
-            return start_BAD
-        return start_BAD + self.root_project(self.root_norm(root_BAD))
+    @property
+    def blocks(self) -> list[Any]:
+        return [self.block, *self.deeper]
+
+    def texts(self, text_BLD: Tensor, states_BLE: Tensor) -> list[Tensor]:
+        """Return the text that each block sees, given the projected one that all share."""
+        if not self.own_text:
+            return [text_BLD] * self.layers
+        width = self.shape.width
+        normed_BLE = F.rms_norm(states_BLE.unflatten(-1, (-1, width)), (width,), eps=self.shape.epsilon).flatten(-2)
+        return [text_BLD + own(normed_BLE) for own in self.own_text]
+
+    def first_rows(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:
+        """Return the rows_BARD of the first block, given the projected states at the anchors."""
+        if self.root_project is None:
+            return start_BAD[:, :, None] + self.slots_TD
+        root_BAD = self.root_project(self.root_norm(root_BAD))
+        start_BAD = start_BAD + root_BAD if self.root_input else start_BAD
+        slots_BATD = start_BAD[:, :, None] + self.slots_TD
+        return torch.cat([root_BAD[:, :, None], slots_BATD], dim=2) if self.root_row else slots_BATD
 
 
 class AuxStateFusion(nn.Module):

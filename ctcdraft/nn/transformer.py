@@ -43,6 +43,7 @@ class BlockConfig:
     qk_norm: bool = False  # a norm of every head's queries and keys (Qwen3)
     qkv_bias: bool = False  # biases of queries, keys and values (Qwen2)
     activation: str = "silu"  # of ACTIVATIONS
+    state_layers: int = 1  # hidden-state layers of the base per token of the text
 
     @classmethod
     def of(cls, config: Any, context_length: int) -> Self:

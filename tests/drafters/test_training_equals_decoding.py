@@ -33,10 +33,13 @@ BODIES = {
     "as in the paper": partial(AttentionBody, root_input=False, causal=False),
     "causal": partial(AttentionBody, root_input=True, causal=True),
     "two blocks": partial(AttentionBody, root_input=True, causal=False, blocks=2),
+    "own text": partial(AttentionBody, root_input=True, causal=False, blocks=2, own_text=True),
+    "root row": partial(AttentionBody, root_input=False, causal=False, blocks=2, root_row=True),
+    "all of it": partial(AttentionBody, root_input=True, causal=True, blocks=2, own_text=True, root_row=True),
     "residual": partial(ResidualBody, blocks=2),
     "feed-forward": partial(FeedForwardBody, inner=None),
 }
-SEES_THE_ROOT = ("both ways", "causal", "two blocks")
+SEES_THE_ROOT = ("both ways", "causal", "two blocks", "own text", "root row", "all of it")
 HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
@@ -115,12 +118,13 @@ def test_every_step_emits_what_training_emits(kind, body):
         assert (decoded[:-1] - shifted).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("body", ["both ways", "own text", "all of it"])
 @torch.inference_mode()
-def test_auxiliary_layers_are_used_in_decoding_as_in_training():
-    """Also: the auxiliary state is the output of that layer, and a zero mix equals a drafter of one layer."""
+def test_auxiliary_layers_are_used_in_decoding_as_in_training(body):
+    """Also: the auxiliary state is the output of that layer, and zero maps equal a drafter of one layer and no maps."""
     base = random_base()
     tapped = BaseLM(base.lm, base.tokenizer, base.name, aux_layers=["last", 1, 0])
-    drafter = block_drafter(tapped)
+    drafter = block_drafter(tapped, body)
     response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(response)])
     recorder = RecordingDrafter(drafter, text)
@@ -130,8 +134,12 @@ def test_auxiliary_layers_are_used_in_decoding_as_in_training():
     states_BLD = tapped.hidden_states(text[None], torch.ones_like(text)[None])
     assert torch.equal(states_BLD[..., : base.width], base.hidden_states(text[None], torch.ones_like(text)[None]))
     assert torch.equal(states_BLD[..., 2 * base.width :], base.embedding(text[None]))
-    drafter.fuse.mix.weight.zero_()
-    one_tap = block_drafter(base)
+    for zero in (drafter.fuse.mix, *drafter.body.own_text):
+        before = training_forward(tapped, drafter, text, [7]).logits()
+        zero.weight.zero_()
+        assert not torch.allclose(training_forward(tapped, drafter, text, [7]).logits(), before, atol=1e-2)
+    shared_text = {**BODIES[body].keywords, "own_text": False}
+    one_tap = ParallelDrafter(base, 6, partial(AttentionBody, **shared_text), PrefixSearch(16)).eval()
     one_tap.load_state_dict(drafter.state_dict(), strict=False)
     plain = training_forward(base, one_tap, text, [7]).logits()
     assert torch.equal(training_forward(tapped, drafter, text, [7]).logits(), plain)
