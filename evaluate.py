@@ -32,10 +32,18 @@ from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.evaluation import Evaluation
 from ctcdraft.evaluation.latency import LatencyBenchmark
 from ctcdraft.evaluation.output_dir import OutputDir, refuse_existing_report, refuse_smaller_evaluation
-from ctcdraft.evaluation.replay.tree_size import load_or_choose_sizes
+from ctcdraft.evaluation.replay.calibration import choose_adaptive
+from ctcdraft.evaluation.replay.tree_size import choose_fixed, load_or_choose_sizes
 from ctcdraft.io import refuse_unwritable
 from ctcdraft.report import latency, markdown
 from ctcdraft.report.html import files
+
+
+# By decoding.nodes: what chooses the sizes, and the key of `sizing` with those it tries.
+SIZE_CHOOSERS: dict[Any, tuple[Any, str]] = {
+    "auto": (choose_fixed, "nodes"),
+    "adaptive": (choose_adaptive, "adaptive_nodes"),
+}
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate")
@@ -64,9 +72,11 @@ def evaluate(config: DictConfig) -> None:
         refuse_unwritable(out, "out")
     if not config.overwrite:
         refuse_smaller_evaluation(out, benchmark.name, len(benchmark.prompts), entries)
-    auto_sized = config.decoding.nodes == "auto" and replay is None
-    # `auto` and replay try several tree sizes; the settings of the evaluation hold the largest.
-    largest = replay.nodes[-1] if replay is not None else sizing.nodes[-1] if auto_sized else config.decoding.nodes
+    # A replay and sizes that are chosen try several; the settings of the evaluation hold the largest.
+    chooser, sizes_tried = SIZE_CHOOSERS.get(config.decoding.nodes, (None, None))
+    largest = max(getattr(sizing, sizes_tried)) if sizes_tried else config.decoding.nodes
+    if replay is not None:
+        chooser, largest = None, replay.nodes[-1]
     settings = instantiate(config.decoding, nodes=largest)
     folder, pairs = OutputDir(out, shard), comparison_pairs(list(entries), config.differences)
 
@@ -75,11 +85,11 @@ def evaluate(config: DictConfig) -> None:
     drafters = {name: contestant.drafter for name, contestant in contestants.items()}
     setup = EvaluationSetup(base, drafters, settings, config.seed)
     evaluation = Evaluation(setup, contestants, benchmark, decoding, shard, pairs=pairs)
-    if auto_sized and not config.plan_only:
+    if chooser is not None and not config.plan_only:
         # A resumed evaluation and other shards use the sizes that the first one stored.
         stored = None if config.overwrite else folder.sizes()
         recorded = evaluation.settings(config.warm_up_tokens)
-        sizes = load_or_choose_sizes(stored, setup, sizing, benchmark.prompts, recorded)
+        sizes = load_or_choose_sizes(stored, setup, sizing, benchmark.prompts, recorded, chooser)
         evaluation = evaluation.with_tree_sizes(sizes)
 
     print(f"{evaluation.describe()}\ninto {out}")

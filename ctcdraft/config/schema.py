@@ -33,7 +33,7 @@ def check_betas(value: Any, key: str) -> None:
 
 
 def check_tree_size(value: Any, key: str) -> None:
-    if value != "auto":  # of evaluate.py alone; DecodingSettings refuses it elsewhere
+    if value not in ("auto", "adaptive"):  # of evaluate.py alone; DecodingSettings refuses them elsewhere
         check_int(value, key)
 
 

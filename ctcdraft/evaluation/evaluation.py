@@ -12,6 +12,8 @@ from typing import Any
 
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.distributed import Shard
+from ctcdraft.drafters.adaptive import AdaptiveDrafter
+from ctcdraft.drafters.tree_policy import AdaptivePolicy
 from ctcdraft.evaluation import metrics, runner
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.bootstrap import paired_differences
@@ -51,9 +53,13 @@ class Evaluation:
         return dict(list(enumerate(self.benchmark.prompts))[self.shard.number - 1 :: self.shard.of])
 
     def with_tree_sizes(self, sizes: Mapping[str, Any]) -> Evaluation:
-        """Return this evaluation with the tree sizes that were chosen for it."""
+        """Return this evaluation with the tree sizes, or the policies of adaptive ones, that were chosen for it."""
         nodes = {name: choice["chosen"] for name, choice in sizes["sizes"].items()}
-        return replace(self, setup=replace(self.setup, nodes=nodes), sizes=sizes)
+        drafters = dict(self.setup.contestants)
+        for name, choice in sizes["sizes"].items():
+            if "policy" in choice:
+                drafters[name] = AdaptiveDrafter(drafters[name], AdaptivePolicy.from_json(choice["policy"]))
+        return replace(self, setup=replace(self.setup, nodes=nodes, contestants=drafters), sizes=sizes)
 
     def describe(self) -> str:
         """Return the plan that is printed before the first question."""

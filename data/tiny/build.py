@@ -26,14 +26,21 @@ TEMPLATE = (
 
 
 def make_prompts(options: argparse.Namespace) -> None:
-    """Prompts for training draft heads, and held-out ones for measuring them."""
+    """Prompts for training draft heads, held-out ones for measuring them, and others of their kind for calibration."""
     import chat
     import problems
     import tasks
     import twists
 
     PROMPTS.mkdir(exist_ok=True)
-    for split, count in {"train": 600, "held_out": 60}.items():
+    held_out = frozenset(row["question"] for row in problems.problems("held_out", 60, seed=2026))
+    talk = chat.prompts("held_out")
+    made = {
+        "train": (problems.problems("train", 600, seed=2026), chat.prompts("train")),
+        "held_out": (problems.problems("held_out", 60, seed=2026), talk[:60]),
+        "validation": (problems.problems("held_out", 40, seed=2027, exclude=held_out), talk[60:100]),
+    }
+    for split, (questions, topics) in made.items():
         lines = [
             {
                 "id": f"problem-{number:05d}",
@@ -41,12 +48,11 @@ def make_prompts(options: argparse.Namespace) -> None:
                 "turns": [row["question"]],
                 "reference": row["result"],
             }
-            for number, row in enumerate(problems.problems(split, count, seed=2026))
+            for number, row in enumerate(questions)
         ]
-        talk = chat.prompts(split)[: 60 if split == "held_out" else None]
         lines += [
             {"id": f"chat-{number:05d}", "category": "chat", "turns": [row["prompt"]]}
-            for number, row in enumerate(talk)
+            for number, row in enumerate(topics)
         ]
         if split == "train":  # what the base never saw: there it says what it says on questions of other people
             strange = {

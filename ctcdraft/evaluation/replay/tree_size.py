@@ -7,7 +7,7 @@ benchmark is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -39,6 +39,11 @@ class TreeSizeSearch:
     timed: int  # of these, for the cost of a decoding step
     timed_tokens: int  # most tokens of a timed answer
     repeats: int  # of each timed answer
+    adaptive_nodes: Sequence[int] = (4, 8, 16, 32, 64)  # sizes of decoding.nodes=adaptive besides 1, ascending
+    shown: int = 16  # questions of the benchmark for the reliability of adaptive trees
+    costs: Mapping[str, Sequence[float]] | None = (
+        None  # nodes, draft, rest: step times of every drafter; null: measured
+    )
 
     def __post_init__(self) -> None:
         if not self.nodes or sorted({check_int(n, "sizing.nodes", least=2) for n in self.nodes}) != list(self.nodes):
@@ -122,12 +127,20 @@ def choose_sizes(setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequen
     return choices
 
 
+def choose_fixed(
+    setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt], benchmark: Sequence[Prompt]
+) -> dict[str, Any]:
+    """Return `choose_sizes` as JSON."""
+    return {name: choice.to_json() for name, choice in choose_sizes(setup, sizing, prompts).items()}
+
+
 def load_or_choose_sizes(
     stored: Mapping[str, Any] | None,
     setup: EvaluationSetup,
     sizing: TreeSizeSearch,
     benchmark: Sequence[Prompt],
     of: Mapping[str, Any],
+    choose: Callable[..., dict[str, Any]] = choose_fixed,
 ) -> dict[str, Any]:
     """Return the stored sizes, or choose them and return them with the settings of the evaluation they are `of`."""
     of = {**of, "sizing": {key: value for key, value in vars(sizing).items() if key != "path"}}
@@ -135,8 +148,7 @@ def load_or_choose_sizes(
         # Times vary, so a resumed evaluation and other shards would choose other sizes, and their records differ.
         refuse_differences(stored["of"], of, "the tree sizes here were chosen where")
         return dict(stored)
-    choices = choose_sizes(setup, sizing, sizing.calibration_prompts(benchmark))
-    return {"of": of, "sizes": {name: choice.to_json() for name, choice in choices.items()}}
+    return {"of": of, "sizes": choose(setup, sizing, sizing.calibration_prompts(benchmark), benchmark)}
 
 
 def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:

@@ -1,0 +1,118 @@
+"""Adaptive tree sizes: every draft keeps as many nodes as are worth their time, or is skipped (decoding.nodes=adaptive).
+
+Deterministic trees may be cut after drafting: the verifier accepts the base's own tokens, whatever was drafted. Sampled
+draft tokens may not, since a token that is dropped because of what was sampled would bias the output. Their size is
+decided before the draft, as it is on an accelerator, where looking at the probabilities would wait for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctcdraft.decoding.loop import Context, Drafter
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.base import samples_drafts, uses_hidden_states
+from ctcdraft.drafters.tree_policy import AdaptivePolicy, TreeNodes
+
+RECENT_DECAY = 0.95  # of the sums behind `recent`, at every draft: about the latest twenty count
+SKIPPED_DECAY = 0.99  # of the same sums where nothing is drafted, so that drafting is tried again
+RECENT_PRIOR = 4.0  # tokens, accepted as expected, that are assumed beside the known ones
+RATE_DECAY = 0.97
+PRIOR_TIME = 5.0  # the predicted rate counts like so much time at the beginning of a text
+CAUTION = 0.5  # a search may stop below this share of the least probability that pays: calibration raises some
+
+
+@dataclass(frozen=True)
+class AdaptiveMemory:
+    """What is known between two steps of one text."""
+
+    inner: Any  # the drafter's own memory
+    length: int  # tokens of the text at the last step
+    pending: tuple[Tensor, ...]  # hidden states that the drafter was not given yet
+    limit: int  # index of the size that the last step drafted; 0: nothing
+    size: int  # index of the size that it kept
+    expected: float  # draft tokens that the kept ones were expected to have accepted, whatever was recently accepted
+    accepted_sum: float  # decayed sums over the latest drafts, of accepted draft tokens and of expected ones
+    expected_sum: float
+    tokens: float  # decayed sums over all steps, of the committed tokens and of the time they took
+    time: float
+
+    @property
+    def recent(self) -> float:
+        return recent_ratio(self.accepted_sum, self.expected_sum)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.time
+
+
+def recent_ratio(accepted: float, expected: float) -> float:
+    """Return the log ratio of accepted to expected draft tokens, close to 0 while few are known."""
+    return log((accepted + RECENT_PRIOR) / (expected + RECENT_PRIOR))
+
+
+class AdaptiveDrafter:
+    """A drafter whose trees have the sizes that a policy chooses; they are not cut where draft tokens are sampled."""
+
+    has_nested_trees = False
+
+    def __init__(self, drafter: Drafter, policy: AdaptivePolicy) -> None:
+        self.drafter = drafter
+        self.policy = policy
+        self.samples_drafts = samples_drafts(drafter)
+        self.uses_hidden_states = uses_hidden_states(drafter)
+
+    def draft(self, context: Context, memory: AdaptiveMemory | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        policy, now = self.policy, self.observe(context, memory)
+        limit = policy.limit(now.recent, now.rate)
+        nodes = min(policy.costs.nodes[limit], context.nodes)
+        if nodes == 1:
+            # Cloned: with static shapes the next forward pass overwrites the hidden states.
+            now = replace(now, limit=0, size=0, pending=(*now.pending, context.new_states_KD.clone()))
+            return TokenTree.only_root(context.root), now
+        states_KD = torch.cat([*now.pending, context.new_states_KD]) if now.pending else context.new_states_KD
+        least = 0.0 if self.samples_drafts else CAUTION * policy.costs.least_useful_prob(now.rate)
+        request = replace(context, new_states_KD=states_KD, nodes=nodes, min_path_prob=least)
+        tree, inner = self.drafter.draft(request, now.inner, rng)
+        size, expected = limit, policy.limit_tokens[limit] - 1
+        if not self.samples_drafts and tree.tokens_N.is_cpu:
+            drafted = TreeNodes.of(tree, policy.model, now.recent)
+            size = min(policy.size(drafted, now.rate), limit)
+            kept = policy.costs.nodes[size] - 1
+            tree, expected = keep_nodes(tree, drafted.index_N[:kept]), float(drafted.usual_probs_N[:kept].sum())
+        return tree, replace(now, inner=inner, pending=(), limit=limit, size=size, expected=expected)
+
+    def observe(self, context: Context, memory: AdaptiveMemory | None) -> AdaptiveMemory:
+        """Return the memory with the outcome of the last step."""
+        length, policy = len(context.tokens_L), self.policy
+        if memory is None:
+            return AdaptiveMemory(None, length, (), 0, 0, 0.0, 0.0, 0.0, PRIOR_TIME * policy.rate, PRIOR_TIME)
+        committed, drafted = length - memory.length, memory.limit > 0
+        decay = RECENT_DECAY if drafted else SKIPPED_DECAY
+        return replace(
+            memory,
+            length=length,
+            accepted_sum=decay * memory.accepted_sum + (committed - 1) * drafted,
+            expected_sum=decay * memory.expected_sum + memory.expected * drafted,
+            tokens=RATE_DECAY * memory.tokens + committed,
+            time=RATE_DECAY * memory.time + policy.costs.rest[memory.size] + policy.costs.draft[memory.limit],
+        )
+
+
+def keep_nodes(tree: TokenTree, index_K: np.ndarray) -> TokenTree:
+    """Return the tree with the root and these nodes alone, each with its parent among them."""
+    if len(index_K) == len(tree) - 1:
+        return tree
+    kept_N = torch.from_numpy(np.concatenate([[0], np.sort(index_K)]))
+    position_N = torch.zeros_like(tree.parents_N)
+    position_N[kept_N] = torch.arange(len(kept_N))
+    parents_N = position_N[tree.parents_N[kept_N]]
+    parents_N[0] = -1
+    path_probs_N = None if tree.path_probs_N is None else tree.path_probs_N[kept_N]
+    return TokenTree(tree.tokens_N[kept_N], parents_N, int(tree.depths_N[kept_N].max()), path_probs_N=path_probs_N)

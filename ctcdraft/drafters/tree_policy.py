@@ -1,0 +1,169 @@
+"""Policies of adaptive tree sizes: measured step times and calibrated acceptance probabilities, and what follows.
+
+A decoding step of n nodes takes a measured time and commits 1 + sum of p tokens in expectation, p the probability that
+a node is accepted with all nodes above it. Where r tokens per unit of time are reached on average, the best size
+maximises
+
+    1 + sum of p - r * time(n)
+
+so a node joins while its p exceeds r times what it adds to the time. The drafter's path probabilities are calibrated
+against acceptance, with the acceptance of recent drafts as a second input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp
+from typing import Any, Self
+
+import numpy as np
+
+from ctcdraft.decoding.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Measured times of a decoding step by tree size, in autoregressive steps."""
+
+    nodes: tuple[int, ...]  # ascending; the first is 1, a step without a draft
+    draft: tuple[float, ...]  # time of drafting a tree of at most so many nodes; 0 for the first
+    rest: tuple[float, ...]  # time of everything else: reading the tree, verification, cache
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Sequence[float]]) -> Self:
+        return cls(**{key: tuple(value) for key, value in values.items()})  # type: ignore[arg-type]
+
+    def least_useful_prob(self, rate: float) -> float:
+        """Return the least acceptance probability with which a node can be worth its time."""
+        sizes = list(zip(self.nodes, self.rest, strict=True))
+        return rate * min(max(0.0, b - a) / (n - m) for (m, a), (n, b) in pairwise(sizes))
+
+
+@dataclass(frozen=True)
+class AcceptanceModel:
+    """The probability that a node is accepted with all nodes above it: a logistic regression.
+
+    Inputs: 1, logit q, log d, logit q * log d, recent, where q is the path probability under the draft, d the depth and
+    `recent` the log ratio of accepted to expected draft tokens of the latest drafts, 0 at the beginning.
+    """
+
+    weights: tuple[float, ...] = (0.0, 1.0, 0.0, 0.0, 1.0)
+
+    @staticmethod
+    def inputs(path_probs_N: np.ndarray, depths_N: np.ndarray, recent: float) -> np.ndarray:
+        """Return the inputs_NX of nodes below the root."""
+        probs_N = np.clip(path_probs_N, 1e-9, 1 - 1e-6)
+        logits_N, log_depths_N = np.log(probs_N / (1 - probs_N)), np.log(depths_N)
+        recent_N = np.full_like(logits_N, recent)
+        return np.stack([np.ones_like(logits_N), logits_N, log_depths_N, logits_N * log_depths_N, recent_N], axis=1)
+
+    def __call__(self, logits_N: np.ndarray, parents_N: np.ndarray) -> np.ndarray:
+        """Return probabilities_N of nodes below the root; parent 0 is the root, n the n-th node below it."""
+        probs_N = 1 / (1 + np.exp(-logits_N))
+        # Not above the parent's, whatever the regression yields. Parents come before their children.
+        for node, parent in enumerate(parents_N.tolist()):
+            if parent > 0 and probs_N[parent - 1] < probs_N[node]:
+                probs_N[node] = probs_N[parent - 1]
+        return probs_N
+
+    @classmethod
+    def fit(cls, inputs_RX: np.ndarray, accepted_R: np.ndarray, rounds: int = 30) -> Self:
+        """Return the regression of accepted_R (0 or 1) by Newton's method, with a weak pull towards the draft's own q.
+
+        The pull decides where the data cannot: a drafter without probabilities, or one that never varies.
+        """
+        prior_X = np.asarray(cls().weights)
+        weights_X = prior_X.copy()
+        for _ in range(rounds):
+            probs_R = 1 / (1 + np.exp(-np.clip(inputs_RX @ weights_X, -30, 30)))
+            gradient_X = inputs_RX.T @ (probs_R - accepted_R) + (weights_X - prior_X)
+            curvature_XX = (inputs_RX * (probs_R * (1 - probs_R))[:, None]).T @ inputs_RX + np.eye(len(prior_X))
+            weights_X = weights_X - np.linalg.solve(curvature_XX, gradient_X)
+        return cls(tuple(float(weight) for weight in weights_X))
+
+
+@dataclass(frozen=True)
+class TreeNodes:
+    """Draft nodes of one tree on the host, without the root, in an order in which any first n are a tree."""
+
+    index_N: np.ndarray  # node numbers in the tree
+    probs_N: np.ndarray  # acceptance probabilities, descending
+    usual_probs_N: np.ndarray  # the same without regard to what was recently accepted
+
+    @classmethod
+    def of(cls, tree: TokenTree, model: AcceptanceModel, recent: float) -> Self:
+        parents_N, depths_N = tree.parents_N[1:].numpy(), tree.depths_N[1:].numpy()
+        inputs_NX = model.inputs(draft_path_probs(tree), depths_N, 0.0)
+        usual_N = inputs_NX @ np.asarray(model.weights)
+        probs_N = model(usual_N + recent * model.weights[-1], parents_N)
+        order_N = np.argsort(-probs_N, kind="stable")  # a parent is no less probable than its child, and comes first
+        return cls(order_N + 1, probs_N[order_N], model(usual_N, parents_N)[order_N])
+
+    def expected_tokens(self, nodes: Sequence[int]) -> np.ndarray:
+        """Return the expected tokens of a step that keeps the first n - 1 of these, for every n in `nodes`."""
+        sums_N = np.concatenate([[1.0], 1.0 + np.cumsum(self.probs_N)])
+        return sums_N[np.minimum(nodes, len(sums_N)) - 1]
+
+
+def draft_path_probs(tree: TokenTree) -> np.ndarray:
+    """Return the draft's path probabilities_N without the root; (1/2)^depth for a draft that has none."""
+    if tree.path_probs_N is None:
+        return 0.5 ** tree.depths_N[1:].double().numpy()
+    return tree.path_probs_N[1:].double().numpy()
+
+
+@dataclass(frozen=True)
+class AdaptivePolicy:
+    """Calibration and costs of one drafter, and the decisions that follow.
+
+    limit_tokens, limit_time: per size, the tokens and the time (without drafting) that a step is expected to have if at
+    most so many nodes are drafted.
+    """
+
+    costs: StepCosts
+    model: AcceptanceModel
+    limit_tokens: tuple[float, ...]
+    limit_time: tuple[float, ...]
+    rate: float  # tokens per autoregressive step that are reached on the calibration texts: the predicted speed-up
+
+    @classmethod
+    def of(cls, costs: StepCosts, model: AcceptanceModel, trees: Sequence[TreeNodes]) -> Self:
+        """Return the policy for a drafter with these calibration trees of the largest size."""
+        expected = np.stack([tree.expected_tokens(costs.nodes) for tree in trees])  # steps x sizes
+        rest, draft, rate = np.asarray(costs.rest), np.asarray(costs.draft), 1.0
+        tokens, times = [1.0], [rest[0]]
+        for _ in range(20):  # the best rate is a fixed point: r = tokens / time of the steps that are best for r
+            best = [(expected[:, : size + 1] - rate * rest[: size + 1]).argmax(1) for size in range(len(rest))]
+            tokens = [float(expected[np.arange(len(trees)), chosen].mean()) for chosen in best]
+            times = [float(rest[chosen].mean()) for chosen in best]
+            rate = max(t / (r + c) for t, r, c in zip(tokens, times, draft, strict=True))
+        return cls(costs, model, tuple(tokens), tuple(times), rate)
+
+    @classmethod
+    def uncut(cls, costs: StepCosts, taus: Sequence[float]) -> Self:
+        """Return the policy for a drafter whose trees are not cut, with these tokens per step of every size."""
+        times = [draft + rest for draft, rest in zip(costs.draft, costs.rest, strict=True)]
+        rate = max(tau / time for tau, time in zip(taus, times, strict=True))
+        return cls(costs, AcceptanceModel(), tuple(taus), costs.rest, rate)
+
+    def limit(self, recent: float, rate: float) -> int:
+        """Return the index of the size to draft, 0 for none, from what is known before the draft."""
+        gain = exp(recent)
+        steps = zip(self.limit_tokens, self.limit_time, self.costs.draft, strict=True)
+        worth = [1 + (tokens - 1) * gain - rate * (rest + draft) for tokens, rest, draft in steps]
+        return max(range(len(worth)), key=worth.__getitem__)
+
+    def size(self, nodes: TreeNodes, rate: float) -> int:
+        """Return the index of the size to keep of a drafted tree."""
+        return int((nodes.expected_tokens(self.costs.nodes) - rate * np.asarray(self.costs.rest)).argmax())
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "costs": vars(self.costs), "model": self.model.weights}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        costs = StepCosts.from_json(values["costs"])
+        limits = (tuple(values[key]) for key in ("limit_tokens", "limit_time"))
+        return cls(costs, AcceptanceModel(tuple(values["model"])), *limits, values["rate"])

@@ -1,0 +1,247 @@
+"""Calibration of adaptive tree sizes (decoding.nodes=adaptive): acceptance probabilities, step times, reliability.
+
+Acceptance: the base decodes calibration prompts once, each drafter drafts its largest tree at the steps of the loop,
+and a logistic regression of acceptance is fitted. Times: the profiled loop, sizes in turn. The reliability that a
+report shows is measured on questions of the benchmark, which are used for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.adaptive import CAUTION, RECENT_DECAY, recent_ratio
+from ctcdraft.drafters.base import samples_drafts
+from ctcdraft.drafters.controls import RandomDrafter
+from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes, draft_path_probs
+from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
+from ctcdraft.evaluation.profiling import profile_answer
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.replay.drafts import (
+    BaseAnswer,
+    DraftReplayer,
+    DraftTree,
+    TokenIds,
+    record_base_answer,
+    replay_pass,
+)
+from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, isotonic
+from ctcdraft.evaluation.runner import sample_evenly, turn_prompt
+
+STEP_NODES = 16  # of the trees whose steps are replayed
+BINS = 10
+EXPECTED_RATE = 1.5  # tokens per autoregressive step, for the least probable node that a timed search looks for
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """The largest tree of one decoding step, and which of its nodes are accepted."""
+
+    tree: TokenTree
+    accepted_N: np.ndarray  # 1 or 0, without the root
+    is_first: bool  # of its answer
+
+    def inputs(self, recent: float) -> np.ndarray:
+        return AcceptanceModel.inputs(draft_path_probs(self.tree), self.tree.depths_N[1:].numpy(), recent)
+
+
+@torch.inference_mode()
+def replay_steps(drafter: Any, answers: Sequence[BaseAnswer], nodes: int, seed: int) -> list[ReplayedStep]:
+    """Return the steps that the loop would take with trees of STEP_NODES nodes, each with its tree of `nodes`."""
+    steps: list[ReplayedStep] = []
+    for number, answer in enumerate(answers):
+        if not answer.contexts:
+            continue
+        replayer, at = DraftReplayer(drafter, answer, nodes, seed + number), 0
+        while at < len(answer.tokens) - 1:
+            tree = replayer.draft(at)
+            steps.append(ReplayedStep(tree, accepted_nodes(tree, answer.tokens, at), at == 0))
+            at += replay_pass(answer.tokens, at, DraftTree.of(tree).first_nodes(STEP_NODES)).committed
+    return steps
+
+
+def accepted_nodes(tree: TokenTree, answer: TokenIds, at: int) -> np.ndarray:
+    """Return accepted_N, without the root, of the tree after token `at` of the answer."""
+    tokens, parents = tree.tokens_N.tolist(), tree.parents_N.tolist()
+    depths, accepted = tree.depths_N.tolist(), [True] * len(tokens)
+    for node in range(1, len(tokens)):
+        position = at + depths[node]
+        follows = position < len(answer) and tokens[node] == answer[position]
+        accepted[node] = accepted[parents[node]] and follows
+    return np.asarray(accepted[1:], dtype=np.float64)
+
+
+def recent_acceptance(model: AcceptanceModel, steps: Sequence[ReplayedStep]) -> list[float]:
+    """Return `recent` before every step, as AdaptiveDrafter computes it."""
+    recent, accepted_sum, expected_sum = [], 0.0, 0.0
+    for step in steps:
+        if step.is_first:
+            accepted_sum = expected_sum = 0.0
+        recent.append(recent_ratio(accepted_sum, expected_sum))
+        expected = TreeNodes.of(step.tree, model, 0.0).expected_tokens([STEP_NODES])[0] - 1
+        accepted_sum = RECENT_DECAY * accepted_sum + float(step.accepted_N[: STEP_NODES - 1].sum())
+        expected_sum = RECENT_DECAY * expected_sum + float(expected)
+    return recent
+
+
+def fit_acceptance(steps: Sequence[ReplayedStep]) -> AcceptanceModel:
+    """Return the regression fitted to these steps: first without the recent acceptance, which needs a model itself."""
+    model = AcceptanceModel()
+    accepted_R = np.concatenate([step.accepted_N for step in steps] or [np.zeros(0)])
+    if len(accepted_R) == 0:
+        return model
+    for recent in ([0.0] * len(steps), None):
+        known = recent_acceptance(model, steps) if recent is None else recent
+        inputs = [step.inputs(one) for step, one in zip(steps, known, strict=True)]
+        model = AcceptanceModel.fit(np.concatenate(inputs), accepted_R)
+    return model
+
+
+def reliability(model: AcceptanceModel, steps: Sequence[ReplayedStep]) -> list[dict[str, float]]:
+    """Return, per bin of the calibrated probability, the nodes in it, their mean probability and accepted share."""
+    probs, accepted = [np.zeros(0)], [np.zeros(0)]
+    for step, recent in zip(steps, recent_acceptance(model, steps), strict=True):
+        nodes = TreeNodes.of(step.tree, model, recent)
+        probs.append(nodes.probs_N)
+        accepted.append(step.accepted_N[nodes.index_N - 1])
+    probs_R, accepted_R = np.concatenate(probs), np.concatenate(accepted)
+    bin_R, rows = np.minimum((probs_R * BINS).astype(int), BINS - 1), []
+    for number in range(BINS):
+        chosen = bin_R == number
+        if chosen.any():
+            means = {"probability": float(probs_R[chosen].mean()), "accepted": float(accepted_R[chosen].mean())}
+            rows.append({"from": number / BINS, "nodes": int(chosen.sum()), **means})
+    return rows
+
+
+class LikelyNodesOnly:
+    """A drafter whose searches stop at improbable nodes, as those of an adaptive drafter do."""
+
+    def __init__(self, drafter: Any, min_path_prob: float) -> None:
+        self.drafter, self.min_path_prob = drafter, min_path_prob
+
+    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        return self.drafter.draft(replace(context, min_path_prob=self.min_path_prob), memory, rng)
+
+
+def measure_step_costs(
+    setup: EvaluationSetup, texts: Sequence[Tensor], sizing: TreeSizeSearch, names: Sequence[str]
+) -> dict[str, StepCosts]:
+    """Return the costs of every drafter's steps: everything but drafting once for all, on trees of exact sizes."""
+    sizes = (1, *sizing.adaptive_nodes)
+    full = RandomDrafter(setup.base, 2 * sizes[-1])
+    baseline = setup.contestants[AUTOREGRESSIVE]
+    arms = [(baseline, 1), *((full, nodes) for nodes in sizes[1:])]
+    _, rest = measure_arms(setup, arms, texts, sizing)
+    rest_of = tuple(isotonic([1.0, *rest[1:]]))
+    least = CAUTION * StepCosts(sizes, (0.0,) * len(sizes), rest_of).least_useful_prob(EXPECTED_RATE)
+    costs = {}
+    for name in names:
+        drafter: Any = setup.contestants[name]
+        if not samples_drafts(drafter):
+            drafter = LikelyNodesOnly(drafter, least)
+        draft, _ = measure_arms(setup, [(baseline, 1), *((drafter, nodes) for nodes in sizes[1:])], texts, sizing)
+        costs[name] = StepCosts(sizes, (0.0, *isotonic(draft[1:])), rest_of)
+    return costs
+
+
+def measure_arms(
+    setup: EvaluationSetup, arms: Sequence[tuple[Any, int]], texts: Sequence[Tensor], sizing: TreeSizeSearch
+) -> tuple[list[float], list[float]]:
+    """Return the time of drafting and that of everything else per arm, in steps of the first arm."""
+    max_tokens = sizing.max_timed_tokens(setup.settings.max_new_tokens)
+    draft, rest = [0.0] * len(arms), [0.0] * len(arms)
+    for prompt_L in texts:
+        # The fastest repeat counts: disturbances only add time.
+        best_draft, best_rest = [inf] * len(arms), [inf] * len(arms)
+        for _ in range(sizing.repeats + 1):
+            for arm, (drafter, nodes) in enumerate(arms):  # in turn: a device that slows down affects all
+                settings = replace(setup.settings, nodes=nodes, max_new_tokens=max_tokens)
+                times = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
+                drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
+                best_draft[arm] = min(best_draft[arm], drafting)
+                best_rest[arm] = min(best_rest[arm], times.seconds_per_pass - drafting)
+        draft = [total + one for total, one in zip(draft, best_draft, strict=True)]
+        rest = [total + one for total, one in zip(rest, best_rest, strict=True)]
+    unit = draft[0] + rest[0]
+    return [one / unit for one in draft], [one / unit for one in rest]
+
+
+def calibrate(
+    setup: EvaluationSetup, name: str, costs: StepCosts, answers: Sequence[BaseAnswer], shown: Sequence[BaseAnswer]
+) -> dict[str, Any]:
+    """Return the policy of a drafter whose trees may be cut, and its reliability on the answers `shown`, as JSON."""
+    drafter, largest = setup.contestants[name], costs.nodes[-1]
+    steps = replay_steps(drafter, answers, largest, setup.seed)
+    model = fit_acceptance(steps)
+    recent = recent_acceptance(model, steps)
+    trees = [TreeNodes.of(step.tree, model, one) for step, one in zip(steps, recent, strict=True)]
+    fixed = np.stack([tree.expected_tokens(costs.nodes) for tree in trees]).mean(0)
+    shown_steps = replay_steps(drafter, shown, largest, setup.seed)
+    return describe_policy(AdaptivePolicy.of(costs, model, trees), fixed) | {
+        "reliability": reliability(model, shown_steps)
+    }
+
+
+def calibrate_sampled(setup: EvaluationSetup, name: str, costs: StepCosts, texts: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the policy of a drafter whose draft tokens are sampled: every size decodes the calibration prompts."""
+    drafter, base, taus = setup.contestants[name], setup.base, [1.0]
+    for nodes in costs.nodes[1:]:
+        settings = replace(setup.settings, nodes=nodes)
+        steps = [
+            step
+            for number, prompt_L in enumerate(texts)
+            for step in generate(base, drafter, prompt_L, settings, base.stop_token_ids, setup.seed + number).passes
+        ]
+        taus.append(sum(step.committed for step in steps) / max(len(steps), 1))
+    return describe_policy(AdaptivePolicy.uncut(costs, taus), taus)
+
+
+def describe_policy(policy: AdaptivePolicy, fixed_taus: Sequence[float]) -> dict[str, Any]:
+    """Return the policy as JSON, beside what trees of fixed sizes are expected to reach."""
+    costs = policy.costs
+    sizes = [
+        {"nodes": nodes, "tau": float(tau), "cost": draft + rest, "predicted_speedup": float(tau) / (draft + rest)}
+        for nodes, tau, draft, rest in zip(costs.nodes, fixed_taus, costs.draft, costs.rest, strict=True)
+    ]
+    return {"chosen": costs.nodes[-1], "sizes": sizes[1:], "policy": policy.to_json()}
+
+
+def choose_adaptive(
+    setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt], benchmark: Sequence[Prompt]
+) -> dict[str, Any]:
+    """Return the policy of every drafter.
+
+    prompts: to calibrate on, none of the benchmark. benchmark: of which a few show how reliable the probabilities are.
+    """
+    texts, shown_texts = (
+        [turn_prompt(setup.base, prompt, [])[0] for prompt in some]
+        for some in (prompts, sample_evenly(benchmark, sizing.shown))
+    )
+    names = [
+        name
+        for name, drafter in setup.contestants.items()
+        if name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
+    ]
+    costs = measure_step_costs(setup, texts[: sizing.timed], sizing, names) if sizing.costs is None else None
+    answers, shown = (
+        [record_base_answer(setup.base, text_L, setup.settings, setup.seed + n) for n, text_L in enumerate(some)]
+        for some in (texts, shown_texts)
+    )
+    choices = {}
+    for name in names:
+        own = StepCosts.from_json(sizing.costs) if costs is None else costs[name]
+        if samples_drafts(setup.contestants[name]):
+            choices[name] = calibrate_sampled(setup, name, own, texts)
+        else:
+            choices[name] = calibrate(setup, name, own, answers, shown)
+    return choices
