@@ -38,7 +38,6 @@ from ctcdraft.io import refuse_unwritable
 from ctcdraft.report import latency, markdown
 from ctcdraft.report.html import files
 
-
 # By decoding.nodes: what chooses the sizes, and the key of `sizing` with those it tries.
 SIZE_CHOOSERS: dict[Any, tuple[Any, str]] = {
     "auto": (choose_fixed, "nodes"),
@@ -129,7 +128,7 @@ def measure_latency(config: DictConfig) -> None:
 
 def output_folder(config: DictConfig, entries: Mapping[str, ContestantConfig], name: str) -> Path:
     """Return `out=`, else a folder in the run if there is just one; each job of a multirun gets its own subfolder."""
-    runs = {run.run for entry in entries.values() for run in entry.runs() if run.run is not None}
+    runs = {run.run for entry in entries.values() for run in entry.runs() if run.run is not None and not run.published}
     home = runs.pop() if len(runs) == 1 else Path("runs")
     out = Path(config.out) if config.out is not None else home / "evaluation" / name
     job = HydraConfig.get()

@@ -17,13 +17,20 @@ from typing import Any, Self
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 from omegaconf import OmegaConf
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 import ctcdraft
-from ctcdraft.config.allowed import ALLOWED_TARGETS, parse_trust, read_run_config, refuse_foreign
-from ctcdraft.config.build import build_drafter, load_drafter
+from ctcdraft.config.allowed import parse_trust, read_run_config
+from ctcdraft.config.build import load_drafter
+from ctcdraft.config.published_head import (
+    CARD_FILE,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    damaged_file_error,
+    load_published_drafter,
+    read_head_config,
+)
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
@@ -34,15 +41,11 @@ from ctcdraft.model_card import model_card
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.compatibility import refuse_inexact_tree_attention
 from ctcdraft.models.loading import looks_like_folder
-from ctcdraft.renamed import current
-from ctcdraft.training.run_directory import RunDirectory, load_trainable_state, refuse_other_base
+from ctcdraft.training.run_directory import RunDirectory
 
-CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
 DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # of huggingface_hub
 SUPPORTED_WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")  # done by DecodingSettings
 SUPPORTED_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
-# Not the chat template: the prompt is formatted before `generate` is called.
-MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer")
 
 
 class PublishedHead(ModelHubMixin):
@@ -119,22 +122,11 @@ class PublishedHead(ModelHubMixin):
         if not folder.is_dir():
             folder = Path(snapshot_download(model_id, **{key: options[key] for key in DOWNLOAD_OPTIONS}))
         config_values = read_head_config(folder, options["trust"])
-        fingerprint = config_values["fingerprint"]
-        base = BaseLM(options["model"], options["tokenizer"], fingerprint["base"], aux_layers=fingerprint["taps"])
-        refuse_other_base(fingerprint, base.fingerprint(), folder, MATCHING_FIELDS)
+        taps = config_values["fingerprint"]["taps"]
+        base = BaseLM(options["model"], options["tokenizer"], config_values["fingerprint"]["base"], aux_layers=taps)
         refuse_inexact_tree_attention(base)
-        drafter = build_drafter(OmegaConf.create(config_values["drafter"]), base)
-        if not isinstance(drafter, DraftHead):
-            raise InputError(
-                f"{folder / CONFIG_FILE} names {config_values['drafter'].get('_target_')}, which is not a draft head"
-            )
-        weights, card = folder / WEIGHTS_FILE, folder / CARD_FILE
-        try:
-            tensors = load_file(weights)
-        except (OSError, SafetensorError) as error:
-            raise damaged_file_error(weights) from error
-        load_trainable_state(drafter, tensors, weights)
-        return cls(drafter.for_inference(base), base, config_values, card.read_text() if card.is_file() else "")
+        drafter, card = load_published_drafter(folder, config_values, base), folder / CARD_FILE
+        return cls(drafter, base, config_values, card.read_text() if card.is_file() else "")
 
     # stop_strings is named because transformers otherwise complains of a missing tokenizer: it does not pass on the one
     # that the user gave.
@@ -195,21 +187,3 @@ def refuse_unsupported_inputs(input_ids: Tensor, mask: Tensor | None) -> None:
         raise InputError(
             f"{int((mask == 0).sum())} positions of the prompt are masked, but the head reads all; leave padding out"
         )
-
-
-def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    try:
-        values = current(json.loads((folder / CONFIG_FILE).read_text()))
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged_file_error(folder / CONFIG_FILE) from error
-    if not isinstance(values, dict) or not isinstance(values.get("drafter", {}), dict):
-        raise damaged_file_error(folder / CONFIG_FILE)
-    missing = [key for key in ("drafter", "nodes", "fingerprint") if key not in values]
-    if missing:
-        raise InputError(f"{folder / CONFIG_FILE} has no `{missing[0]}`, so it is not a head of ctcdraft")
-    refuse_foreign({"drafter": values["drafter"]}, folder / CONFIG_FILE, ALLOWED_TARGETS["drafter"], trust)
-    return values
-
-
-def damaged_file_error(file: Path) -> InputError:
-    return InputError(f"{file} is missing or damaged; give a folder written by save_pretrained, or download it again")

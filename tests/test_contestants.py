@@ -183,7 +183,7 @@ def test_the_identity_covers_the_weights_of_a_draft_model_and_the_code_of_a_cust
         ({"draft_model": {"paht": "x"}}, "drafter draft_model has no value paht"),
         ({"draft_model": {"path": "small", "tree": "bset"}}, "tree: bset is none of chain, collapse, dynamic"),
         ("cascade", r"drafter cascade needs its part second: contestants=\[\{cascade"),
-        ({"echo": {"frames": 3}}, "echo is a run and has its own values"),
+        ({"echo": {"frames": 3}}, "echo is a trained head and has its own values"),
         ("missing", "neither a run directory .* nor one of the drafters autoregressive"),
         ("echo@nothing", "@nothing is not an option of drafter/tree"),
     ],

@@ -1,4 +1,4 @@
-"""Drafters to compare, from the items of contestants=: trained runs, drafters without weights, and composites."""
+"""Drafters to compare, from the items of contestants=: trained heads, drafters without weights, and composites."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ctcdraft.config.allowed import ALLOWED_TARGETS, parse_trust, read_drafter_c
 from ctcdraft.config.build import build_drafter, load_drafter
 from ctcdraft.config.cli import CONFIGS
 from ctcdraft.config.early_checks import DRAFTER_CONFIGS, drafter_file, split_reading
+from ctcdraft.config.published_head import is_published_head, open_published_head, read_head_config, run_config_of
 from ctcdraft.config.schema import as_list
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
@@ -39,6 +40,7 @@ class ContestantConfig:
     tree: str | None  # the option of RUN@TREE that replaces the run's own tree builder
     parts: dict[str, ContestantConfig] = field(default_factory=dict)  # the drafters of a composite, by role
     trust: Collection[str] = ()
+    published: bool = False  # `run` is the folder of a published head, not a run directory
 
     def runs(self) -> Iterator[ContestantConfig]:
         """Yield those of this contestant and its parts that are runs."""
@@ -67,48 +69,37 @@ def resolve_contestants(config: DictConfig, alone: bool = False) -> dict[str, Co
             continue
         name = entry.name
         if name in entries:  # a second run or variant of one drafter: add the run's directory, or the values
-            name += f":{entry.run.name if entry.run else describe_values(item)}"
+            values = ",".join(f"{key}={value}" for key, value in item_values(item)[1].items())
+            name += f":{entry.run.name if entry.run else values or item}"
         while name in entries:  # records and rows of a report are found by name
             name += "'"
         entries[name] = entry
     return entries
 
 
-def describe_values(item: Any) -> str:
-    """{draft_model: {frames: 4}}   ->   frames=4"""
-    if not isinstance(item, Mapping):
-        return str(item)
-    return ",".join(f"{key}={value}" for values in item.values() for key, value in (values or {}).items())
-
-
 def resolve(item: Any, untrained: bool = False, trust: Collection[str] = ()) -> ContestantConfig:
     """Return the contestant of one item of contestants=.
 
-    An item is a run directory (RUN or RUN@TREE), a drafter of configs/drafter or configs/outside, or a YAML file;
-    {draft_model:{path:FOLDER}} is a drafter with values of its own.
+    An item is a run directory or the folder of a published head (RUN or RUN@TREE), a drafter of configs/drafter or
+    configs/outside, or a YAML file; {draft_model:{path:FOLDER}} is a drafter with values of its own.
 
     Args:
         untrained: accept drafters that have weights but no run, to be timed with random weights.
         trust: further classes that a run, or a YAML file outside configs/, may call.
     """
-    name, values = next(iter(item.items())) if isinstance(item, Mapping) else (str(item), {})
-    # Resolved here: below, the values are cut off from the config into which they interpolate.
-    values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values or {}
-    if not isinstance(values, Mapping):
-        raise InputError(
-            f"the values of contestant {name} must be a mapping, as in {{{name}:{{frames:4}}}}, got {values}"
-        )
+    name, values = item_values(item)
     values = current(values, "drafter")
     path, tree = split_reading(name)
     run = RunDirectory(Path(path))
-    if run.config.is_file():
+    is_run, published = run.config.is_file(), is_published_head(run.path)
+    if is_run or published:
         if values:
-            raise InputError(f"{path} is a run and has its own values; {values} cannot be given")
-        config: Any = read_run_config(run.config, trust)
+            raise InputError(f"{path} is a trained head and has its own values; {values} cannot be given")
+        config: Any = read_run_config(run.config, trust) if is_run else run_config_of(read_head_config(run.path, trust))
         # An old name may be one of two groups, of parallel heads and of autoregressive ones.
         tree = current_option("drafter/paths" if "body" in config.drafter else "drafter/growth", tree)
         row_name = f"{config.drafter.name}{tree and f'@{tree}'}"
-        return ContestantConfig(row_name, run.path, config, tree or None, trust=trust)
+        return ContestantConfig(row_name, run.path, config, tree or None, trust=trust, published=not is_run)
     config = compose_drafter_config(drafter_file(name, run.path), values, trust)
     for key in values:
         if key not in config:
@@ -117,15 +108,14 @@ def resolve(item: Any, untrained: bool = False, trust: Collection[str] = ()) -> 
     for role in values.get("parts", {}):
         if role not in roles:
             raise InputError(f"drafter {name} has no part {role}; it has {', '.join(map(str, roles))}")
-    # A text for a mapping is the name of an option, which compose_drafter_config has merged already.
+    # A text for a mapping names an option, which compose_drafter_config has merged already.
     chosen = {key for key, value in values.items() if OmegaConf.is_dict(config[key]) and isinstance(value, str)}
     config = OmegaConf.merge(config, {key: value for key, value in values.items() if key not in chosen})
     target = get_object(config._target_)
     # Drafters without weights are no DraftHead, and a target may be a function.
     if not untrained and isinstance(target, type) and issubclass(target, DraftHead) and not target.usable_untrained:
         raise InputError(f"drafter {name} has weights: train it (train.py drafter={name}) and name its run directory")
-    parts = config.pop("parts", {})
-    for role, part in parts.items():
+    for role, part in (parts := config.pop("parts", {})).items():
         if part is None:
             raise InputError(
                 f"drafter {name} needs its part {role}: contestants=[{{{name}:{{parts:{{{role}:...}}}}}}] with a run "
@@ -133,6 +123,18 @@ def resolve(item: Any, untrained: bool = False, trust: Collection[str] = ()) -> 
             )
     resolved_parts = {str(role): resolve(part, trust=trust) for role, part in parts.items()}
     return ContestantConfig(config.name, None, config, None, resolved_parts, trust)
+
+
+def item_values(item: Any) -> tuple[str, Mapping[str, Any]]:
+    """{draft_model: {frames: 4}}   ->   draft_model, {frames: 4}"""
+    name, values = next(iter(item.items())) if isinstance(item, Mapping) else (str(item), {})
+    # Resolved here: later the values are cut off from the config into which they interpolate.
+    values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values or {}
+    if not isinstance(values, Mapping):
+        raise InputError(
+            f"the values of contestant {name} must be a mapping, as in {{{name}:{{frames:4}}}}, got {values}"
+        )
+    return name, values
 
 
 def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
@@ -169,11 +171,12 @@ def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collect
 
 def load_base(config: DictConfig, entries: Mapping[str, ContestantConfig]) -> Any:
     """Return the base model of the command line, or that of the first run; `base.path=` alone moves the run's own."""
-    runs = [run_base_config(run) for entry in entries.values() for run in entry.runs()]
+    runs = [run for entry in entries.values() for run in entry.runs()]
+    of_runs = [run_base_config(run) for run in runs if not run.published]
     if "_target_" in config.base:
-        node = config.base
-    elif runs:
-        node = OmegaConf.merge(runs[0], {key: value for key, value in config.base.items() if value is not None})
+        node: Any = OmegaConf.merge(config.base, *(run.config.base for run in runs if run.published))
+    elif of_runs:
+        node = OmegaConf.merge(of_runs[0], {key: value for key, value in config.base.items() if value is not None})
     else:
         node = None
     if node is None or not (node.path or "of" in node):
@@ -218,15 +221,18 @@ def load_contestant(entry: ContestantConfig, path: Path, base: Any) -> Contestan
             raise InputError(f"@{entry.tree} is not an option of drafter/tree; the options are {options}")
         tree = compose_drafter_config(file, {}, entry.trust)
         config["tree"] = OmegaConf.to_container(tree, resolve=True)
-    drafter = load_drafter(path, base, tree, entry.trust)
+    if entry.published:
+        drafter, weights, fingerprint = open_published_head(path, base, entry.trust, tree)
+    else:
+        drafter, weights = load_drafter(path, base, tree, entry.trust), run.head
+        fingerprint = json.loads(run.fingerprint.read_text())
     parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     # The config too: the same weights with another beam width are another contestant.
-    hashes = (short_hash(json.dumps(config, sort_keys=True).encode()), short_hash(run.head.read_bytes()))
+    hashes = (short_hash(json.dumps(config, sort_keys=True).encode()), short_hash(weights.read_bytes()))
     identity = f"config {hashes[0]}, weights {hashes[1]}{identity_suffix(drafter)}"
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None
     frame_tree = getattr(drafter, "frame_tree", None)
     refuse_incompatible(objective, frame_tree)
-    fingerprint = json.loads(run.fingerprint.read_text())
     return Contestant(drafter, identity, parameters, fingerprint, mismatch(objective, frame_tree))
 
 

@@ -133,7 +133,7 @@ def refuse_wrong_evaluate_config(config: Any) -> None:
     for contestant in [*run, *as_list(config.contestants, "contestants")]:
         name = str(next(iter(contestant)) if isinstance(contestant, Mapping) else contestant)
         folder = Path(split_reading(name)[0])
-        if not (folder / "config.yaml").is_file():
+        if not any((folder / name).is_file() for name in ("config.yaml", "config.json")):
             drafter_file(name, folder)
 
 

@@ -1,4 +1,4 @@
-"""Adaptive tree sizes: every draft keeps as many nodes as are worth their time, or is skipped (decoding.nodes=adaptive).
+"""Adaptive tree sizes: every draft keeps the nodes that are worth their time, or is skipped (decoding.nodes=adaptive).
 
 Deterministic trees may be cut after drafting: the verifier accepts the base's own tokens, whatever was drafted. Sampled
 draft tokens may not, since a token that is dropped because of what was sampled would bias the output. Their size is

@@ -164,6 +164,5 @@ class AdaptivePolicy:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        costs = StepCosts.from_json(values["costs"])
-        limits = (tuple(values[key]) for key in ("limit_tokens", "limit_time"))
-        return cls(costs, AcceptanceModel(tuple(values["model"])), *limits, values["rate"])
+        costs, model = StepCosts.from_json(values["costs"]), AcceptanceModel(tuple(values["model"]))
+        return cls(costs, model, tuple(values["limit_tokens"]), tuple(values["limit_time"]), values["rate"])

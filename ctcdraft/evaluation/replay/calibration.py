@@ -232,16 +232,18 @@ def choose_adaptive(
         for name, drafter in setup.contestants.items()
         if name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
     ]
-    costs = measure_step_costs(setup, texts[: sizing.timed], sizing, names) if sizing.costs is None else None
+    if sizing.costs is None:
+        costs = measure_step_costs(setup, texts[: sizing.timed], sizing, names)
+    else:
+        costs = dict.fromkeys(names, StepCosts.from_json(sizing.costs))
     answers, shown = (
         [record_base_answer(setup.base, text_L, setup.settings, setup.seed + n) for n, text_L in enumerate(some)]
         for some in (texts, shown_texts)
     )
     choices = {}
     for name in names:
-        own = StepCosts.from_json(sizing.costs) if costs is None else costs[name]
         if samples_drafts(setup.contestants[name]):
-            choices[name] = calibrate_sampled(setup, name, own, texts)
+            choices[name] = calibrate_sampled(setup, name, costs[name], texts)
         else:
-            choices[name] = calibrate(setup, name, own, answers, shown)
+            choices[name] = calibrate(setup, name, costs[name], answers, shown)
     return choices

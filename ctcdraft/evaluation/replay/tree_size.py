@@ -8,7 +8,7 @@ benchmark is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -39,7 +39,7 @@ class TreeSizeSearch:
     timed: int  # of these, for the cost of a decoding step
     timed_tokens: int  # most tokens of a timed answer
     repeats: int  # of each timed answer
-    adaptive_nodes: Sequence[int] = (4, 8, 16, 32, 64)  # sizes of decoding.nodes=adaptive besides 1, ascending
+    adaptive_nodes: Sequence[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])  # of adaptive trees, besides 1
     shown: int = 16  # questions of the benchmark for the reliability of adaptive trees
     costs: Mapping[str, Sequence[float]] | None = (
         None  # nodes, draft, rest: step times of every drafter; null: measured

@@ -1,0 +1,83 @@
+"""Folders of published draft heads, as `PublishedHead.save_pretrained` writes them: reading, checking, building."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ctcdraft.config.allowed import ALLOWED_TARGETS, refuse_foreign
+from ctcdraft.config.build import build_drafter
+from ctcdraft.drafters.base import DraftHead
+from ctcdraft.errors import InputError
+from ctcdraft.renamed import current
+from ctcdraft.training import run_directory
+from ctcdraft.training.run_directory import load_trainable_state, refuse_other_base
+
+CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+# Not the chat template: where a prompt is formatted by others, it does not matter.
+MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer")
+
+
+def is_published_head(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file()
+
+
+def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any]:
+    """Return config.json; raise InputError where it is damaged, or names classes that are not allowed."""
+    try:
+        values = current(json.loads((folder / CONFIG_FILE).read_text()))
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged_file_error(folder / CONFIG_FILE) from error
+    if not isinstance(values, dict) or not isinstance(values.get("drafter", {}), dict):
+        raise damaged_file_error(folder / CONFIG_FILE)
+    missing = [key for key in ("drafter", "nodes", "fingerprint") if key not in values]
+    if missing:
+        raise InputError(f"{folder / CONFIG_FILE} has no `{missing[0]}`, so it is not a head of ctcdraft")
+    refuse_foreign({"drafter": values["drafter"]}, folder / CONFIG_FILE, ALLOWED_TARGETS["drafter"], trust)
+    return values
+
+
+def load_published_drafter(
+    folder: Path, values: dict[str, Any], base: Any, must_agree: Sequence[str] = MATCHING_FIELDS
+) -> DraftHead:
+    """Return the drafter of a published head for this base. values: of `read_head_config`."""
+    refuse_other_base(values["fingerprint"], base.fingerprint(), folder, must_agree)
+    drafter = build_drafter(OmegaConf.create(values["drafter"]), base)
+    if not isinstance(drafter, DraftHead):
+        raise InputError(f"{folder / CONFIG_FILE} names {values['drafter'].get('_target_')}, which is not a draft head")
+    try:
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise damaged_file_error(folder / WEIGHTS_FILE) from error
+    load_trainable_state(drafter, tensors, folder / WEIGHTS_FILE)
+    return drafter.for_inference(base)
+
+
+def run_config_of(values: Mapping[str, Any]) -> Any:
+    """Return what config.yaml of a run would say of a published head: its drafter, and the layers it reads."""
+    return OmegaConf.create({"drafter": values["drafter"], "base": {"aux_layers": values["fingerprint"]["taps"]}})
+
+
+def open_published_head(
+    folder: Path, base: Any, trust: Collection[str], tree: Any | None = None
+) -> tuple[DraftHead, Path, dict[str, Any]]:
+    """Return the drafter of a published head, its file of weights, and the fingerprint of its base.
+
+    Args:
+        tree: config of another tree builder; None for the head's own.
+    """
+    values = read_head_config(folder, trust)
+    if tree is not None:
+        values["drafter"]["tree"] = OmegaConf.to_container(tree, resolve=True)
+    drafter = load_published_drafter(folder, values, base, run_directory.MATCHING_FIELDS)
+    return drafter, folder / WEIGHTS_FILE, values["fingerprint"]
+
+
+def damaged_file_error(file: Path) -> InputError:
+    return InputError(f"{file} is missing or damaged; give a folder written by save_pretrained, or download it again")
