@@ -18,6 +18,7 @@ from torch import Tensor
 from ctcdraft.batch import Batch
 from ctcdraft.errors import check_int
 from ctcdraft.nn.heads import CHUNK_BYTES, Emissions
+from ctcdraft.nn.linear_logsumexp import autocast_disabled
 from ctcdraft.nn.next_token import next_token_log_probs
 from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, decayed_masked_mean, label_mask
 from ctcdraft.objectives.ctc import ctc_window_likelihoods
@@ -75,6 +76,7 @@ def base_top_tokens(head: Any, batch: Batch, count: int) -> tuple[Tensor, Tensor
     states = states_BLD if overlapping else before_labels(states_BLD, batch)
     count = min(count, head.blank)
     chunks = states.reshape(-1, width).split(max(1, CHUNK_BYTES // (4 * 2 * head.blank)))
-    tops = [head.token_logits(chunk_YD).float().log_softmax(dim=-1).topk(count, dim=-1) for chunk_YD in chunks]
+    with autocast_disabled(states_BLD.device):  # as the base computes it in decoding
+        tops = [head.token_logits(chunk_YD).float().log_softmax(dim=-1).topk(count, dim=-1) for chunk_YD in chunks]
     values, indices = (torch.cat(parts).unflatten(0, states.shape[:-1]) for parts in zip(*tops, strict=True))
     return (before_labels(indices, batch), before_labels(values, batch)) if overlapping else (indices, values)
