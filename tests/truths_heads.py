@@ -47,6 +47,21 @@ def beginnings(texts: dict[Text, float]) -> dict[Text, float]:
     return dict(masses)
 
 
+def slow_next_tokens(masses: dict[Text, float], prefix: Text, tokens: Sequence[int]) -> list[float]:
+    """P(the next token is it) for each, and of anything else or the end, given that the text begins with the prefix."""
+    whole = masses[prefix] if prefix else 1.0
+    listed = [masses.get((*prefix, token), 0.0) / whole for token in tokens]
+    return [*listed, 1 - sum(listed)]
+
+
+def slow_total_variation(p: Sequence[float], q: Sequence[float]) -> float:
+    return 1 - sum(map(min, p, q))
+
+
+def slow_kl(p: Sequence[float], q: Sequence[float], smallest: float) -> float:
+    return sum(a * math.log(a / max(b, smallest)) for a, b in zip(p, q, strict=True))
+
+
 def slow_best(
     masses: dict[Text, float], nodes: int, stop_token_ids: Collection[int] = (), depth: int = 99, allowed_tokens=None
 ) -> list[tuple[Text, float]]:

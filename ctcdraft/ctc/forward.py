@@ -33,6 +33,23 @@ class Likelihoods:
 
     text_X: Tensor  # log P(the frames collapse to exactly the labels)
     prefix_XS: Tensor  # at s, log P(they collapse to a text that begins with the first s + 1 labels)
+    # Log-masses before every frame, row s after s labels (S + 1 rows): from which another token may begin; and from
+    # which the last label may begin again.
+    begins_TSX: list[tuple[Tensor, Tensor]]
+
+    def next_token(self, token_XTSW: Tensor, repeats_XSW: Tensor) -> Tensor:
+        """Return log P_XSW(the text begins with the first s labels and then token w), s = 0 .. S - 1.
+
+        Args:
+            token_XTSW: log p_t(token w) after the first s labels.
+            repeats_XSW: whether the token equals label s, the one before it.
+        """
+        terms = []
+        for (other_SX, again_SX), token_XSW in zip(self.begins_TSX, token_XTSW.unbind(-3), strict=True):
+            other_XS, again_XS = other_SX[:-1].movedim(0, -1), again_SX[:-1].movedim(0, -1)
+            begin_XSW = torch.where(repeats_XSW, again_XS[..., None], other_XS[..., None])
+            terms.append(begin_XSW + token_XSW.clamp(min=LOG_ZERO))
+        return torch.stack(terms).logsumexp(dim=0)
 
 
 def log_likelihood(label_XTS: Tensor, blank_XT: Tensor, labels_XS: Tensor, lengths_X: Tensor) -> Tensor:
@@ -76,14 +93,15 @@ def likelihoods(
     log_zero_1X = torch.full_like(blank_TPX[0, :1], LOG_ZERO)
     ends_in_blank_SX = torch.cat([torch.zeros_like(log_zero_1X), log_zero_1X.expand_as(padding_SX)])
     ends_in_label_SX = log_zero_1X.expand_as(ends_in_blank_SX)
-    begun = []
+    begins, begun = [], []
     for label_SX, repeat_SX, blank_PX in zip(label_TSX, repeat_TSX, blank_TPX, strict=True):
         either_SX = torch.logaddexp(ends_in_blank_SX, ends_in_label_SX)
+        begins.append((either_SX, ends_in_blank_SX))
         # A label equal to the one before it can only follow a blank, or the two would merge.
         begun.append(torch.where(equal_SX, ends_in_blank_SX[:-1], either_SX[:-1]) + label_SX)
         ends_in_label_SX = torch.cat([log_zero_1X, torch.logaddexp(ends_in_label_SX[1:] + repeat_SX, begun[-1])])
         ends_in_blank_SX = either_SX + blank_PX
-    return _result(torch.logaddexp(ends_in_blank_SX, ends_in_label_SX), begun, lengths_X)
+    return _result(torch.logaddexp(ends_in_blank_SX, ends_in_label_SX), begins, begun, lengths_X)
 
 
 def transducer_likelihoods(label_XTS: Tensor, blank_XTP: Tensor, lengths_X: Tensor) -> Likelihoods:
@@ -98,11 +116,12 @@ def transducer_likelihoods(label_XTS: Tensor, blank_XTP: Tensor, lengths_X: Tens
     # Row s: s labels so far.
     log_zero_1X = torch.full_like(blank_TPX[0, :1], LOG_ZERO)
     emitted_SX = torch.cat([torch.zeros_like(log_zero_1X), log_zero_1X.expand_as(padding_SX)])
-    begun = []
+    begins, begun = [], []
     for label_SX, blank_PX in zip(label_TSX, blank_TPX, strict=True):
+        begins.append((emitted_SX, emitted_SX))
         begun.append(emitted_SX[:-1] + label_SX)
         emitted_SX = torch.logaddexp(emitted_SX + blank_PX, torch.cat([log_zero_1X, begun[-1]]))
-    return _result(emitted_SX, begun, lengths_X)
+    return _result(emitted_SX, begins, begun, lengths_X)
 
 
 def transducer_frames_needed(labels_XS: Tensor, lengths_X: Tensor) -> Tensor:
@@ -126,12 +145,14 @@ def _frames_first(scores_XTS: Tensor, padding_SX: Tensor | None = None) -> Tenso
     return scores_TSX.clamp(min=LOG_ZERO)
 
 
-def _result(final_SX: Tensor, begun: list[Tensor], lengths_X: Tensor) -> Likelihoods:
+def _result(
+    final_SX: Tensor, begins: list[tuple[Tensor, Tensor]], begun: list[Tensor], lengths_X: Tensor
+) -> Likelihoods:
     """final_SX: log-mass of s labels after the last frame; begun[t]: of label s beginning in frame t."""
     text_X = final_SX.gather(0, lengths_X[None])[0]
     # A text begins with s labels if the s-th begins in some frame: these events are disjoint.
     prefix_SX = torch.stack(begun).logsumexp(dim=0)
-    return Likelihoods(_restore_neg_inf(text_X), _restore_neg_inf(prefix_SX).movedim(0, -1))
+    return Likelihoods(_restore_neg_inf(text_X), _restore_neg_inf(prefix_SX).movedim(0, -1), begins)
 
 
 def _restore_neg_inf(log_probs: Tensor) -> Tensor:

@@ -72,6 +72,7 @@ class AlignmentScores:
     label_BATS: Tensor  # of label s in frame t, after the s labels before it
     hold_BATS: Tensor  # of label s again, right after it
     blank_BATP: Tensor  # of the blank after p labels
+    memories_BAPR: Tensor | None = None  # of the logit correction after p labels
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Emissions:
     head: Any
     correction: LogitCorrection | None = None
     start_BAR: Any = None  # the correction's memory at the root
+    kept_scores: list[Any] | None = None  # the last labels and their scores; None: they are not kept
 
     @property
     def blank(self) -> int:
@@ -93,8 +95,15 @@ class Emissions:
 
     def scores(self, labels_BAS: Tensor) -> AlignmentScores:
         """Return the scores of the labels in every frame (padding in labels_BAS is -1 and scored as class 0)."""
+        if self.kept_scores is None:
+            return self._score_labels(labels_BAS)
+        if not self.kept_scores or self.kept_scores[0] is not labels_BAS:
+            self.kept_scores[:] = labels_BAS, self._score_labels(labels_BAS)
+        return self.kept_scores[1]
+
+    def _score_labels(self, labels_BAS: Tensor) -> AlignmentScores:
         if self.correction is not None:
-            return AlignmentScores(*self._corrected_scores(self.correction, labels_BAS))
+            return self._corrected_scores(self.correction, labels_BAS)
         head, lm_head = self.head, self.head.words
         rows_XS, absent_XS = head_rows(lm_head, labels_BAS.flatten(0, 1))
         states_XTD, bias = self.states_BATD.flatten(0, 1), getattr(lm_head, "bias", None)
@@ -139,22 +148,17 @@ class Emissions:
                 logits_XSV = logits_XSV + self.correction(more_X[0]).float()
             return measure(logits_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(corrections) :])
 
-        # A sequence with 256 anchors x 8 frames x 32,001 classes has 262 MB of logits, and `measure` may compute as
-        # many again (of a teacher). So logits exist for one chunk at a time and are recomputed in the backward pass.
-        size = max(1, CHUNK_BYTES // (4 * 2 * labels * (self.blank + 1)))
-        columns = (self.states_BATD[:, :, :labels], labels_BAS, *corrections, *more_BA)
-        chunks = list(zip(*(rearrange(c, "b a ... -> (b a) ...").split(size) for c in columns), strict=True))
-        if len(chunks) == 1:  # what fits is kept
-            return measure_chunk(*chunks[0]).unflatten(0, labels_BAS.shape[:2])
-        parts = [checkpoint(measure_chunk, *chunk, use_reentrant=False) for chunk in chunks]
-        return torch.cat(parts).unflatten(0, labels_BAS.shape[:2])
+        # Twice, because `measure` may compute as many logits again (of a teacher).
+        size = 4 * 2 * labels * (self.blank + 1)
+        return in_chunks(measure_chunk, size, self.states_BATD[:, :, :labels], labels_BAS, *corrections, *more_BA)
 
-    def _corrected_scores(self, correction: LogitCorrection, labels_BAS: Tensor) -> tuple[Tensor, ...]:
+    def _corrected_scores(self, correction: LogitCorrection, labels_BAS: Tensor) -> AlignmentScores:
         """Return scores of label-conditioned frames, whose normaliser depends on the number of labels before them."""
         lm_head_weight, bias = self.head.words.weight, getattr(self.head.words, "bias", None)
         table = restrict_rows(self.head.words, correction.out.weight)
         states_XTD = self.states_BATD.flatten(0, 1)
-        memories_XPR = correction.memories_along(self.start_BAR, labels_BAS).flatten(0, 1)
+        memories_BAPR = correction.memories_along(self.start_BAR, labels_BAS)
+        memories_XPR = memories_BAPR.flatten(0, 1)
         rows_XS, absent_XS = head_rows(self.head.words, labels_BAS.flatten(0, 1))
         logsumexp_XTP = pairwise_logsumexp(states_XTD, memories_XPR, table, lm_head_weight, bias)
         blank_XT = blank_logits(states_XTD, self.head.blank_D, self.head.blank_bias)
@@ -169,7 +173,24 @@ class Emissions:
             mask_absent_labels(label_XTS + after_X1S - normaliser_XTP[..., 1:], absent_XS),
             blank_XT[..., None] - normaliser_XTP,
         )
-        return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
+        label_BATS, hold_BATS, blank_BATP = (score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
+        return AlignmentScores(label_BATS, hold_BATS, blank_BATP, memories_BAPR)
+
+
+def in_chunks(measure: Callable[..., Tensor], window_bytes: int, *columns_BA: Tensor) -> Tensor:
+    """Return measure(*columns_X)_BA over all windows X, computed and computed again backward a chunk at a time.
+
+    A sequence with 256 anchors x 8 frames x 32,001 classes has 262 MB of logits, so they exist for one chunk only.
+
+    Args:
+        window_bytes: what `measure` allocates per window.
+    """
+    size = max(1, CHUNK_BYTES // window_bytes)
+    chunks = list(zip(*(rearrange(c, "b a ... -> (b a) ...").split(size) for c in columns_BA), strict=True))
+    if len(chunks) == 1:  # what fits is kept
+        return measure(*chunks[0]).unflatten(0, columns_BA[0].shape[:2])
+    parts = [checkpoint(measure, *chunk, use_reentrant=False) for chunk in chunks]
+    return torch.cat(parts).unflatten(0, columns_BA[0].shape[:2])
 
 
 def gather_label_log_probs(log_probs_XSV: Tensor, labels_XS: Tensor) -> Tensor:

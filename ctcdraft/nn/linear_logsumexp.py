@@ -12,9 +12,9 @@ the forward pass: the backward pass computes the logits again, a block at a time
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ class LinearLogSumExp(torch.autograd.Function):
     def forward(ctx: Any, states_RD: Tensor, lm_head_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         rows, _ = BLOCKS.get(states_RD.device.type, LARGE_BLOCK)
         sum_dtype = torch.promote_types(states_RD.dtype, torch.float32)
+        lm_head_VD = lm_head_VD.to(matmul_dtype(lm_head_VD))  # once: autocast would do it for every block
         normaliser_R = states_RD.new_empty(len(states_RD), dtype=sum_dtype)
         expected_RD = torch.empty_like(states_RD, dtype=sum_dtype) if ctx.needs_input_grad[0] else None
         for start in range(0, len(states_RD), rows):
@@ -140,9 +141,6 @@ def label_and_blank_log_probs(
     return labels_XTS - normaliser_XT[..., None], blank_XT - normaliser_XT
 
 
-MatmulDtypes = tuple[torch.dtype, torch.dtype]  # in which products with the lm_head and with the table are computed
-
-
 class PairwiseInputs(NamedTuple):
     """Hidden states of frames and the frozen lm_head; memories of prefixes and the trained table."""
 
@@ -151,10 +149,14 @@ class PairwiseInputs(NamedTuple):
     table_VR: Tensor
     lm_head_VD: Tensor
     bias_V: Tensor | None
+    sum_dtype: torch.dtype
 
-    @property
-    def sum_dtype(self) -> torch.dtype:
-        return torch.promote_types(self.states_XTD.dtype, torch.float32)
+    @classmethod
+    def of(cls, tensors: Sequence[Any], dtypes: Sequence[torch.dtype]) -> Self:
+        """Return the inputs in the dtypes of products, given those of the lm_head and of the table."""
+        (states_XTD, memories_XPR, table_VR, lm_head_VD, bias_V), (head, table) = tensors, dtypes
+        bias_V, sums = None if bias_V is None else bias_V.to(head), torch.promote_types(states_XTD.dtype, torch.float32)
+        return cls(states_XTD.to(head), memories_XPR.to(table), table_VR.to(table), lm_head_VD.to(head), bias_V, sums)
 
     def chunks(self) -> Iterator[tuple[slice, PairwiseInputs]]:
         """Yield slices of X with as many rows of logits as a block has, and their inputs."""
@@ -164,16 +166,14 @@ class PairwiseInputs(NamedTuple):
             part = slice(start, start + size)
             yield part, self._replace(states_XTD=self.states_XTD[part], memories_XPR=self.memories_XPR[part])
 
-    def blocks(self, dtypes: MatmulDtypes) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield blocks of tokens and their logits of frames [X, T, V] and of prefixes [X, P, V], to be overwritten."""
-        head_dtype, table_dtype = dtypes
-        states_XTD, memories_XPR = self.states_XTD.to(head_dtype), self.memories_XPR.to(table_dtype)
         _, size = BLOCKS.get(self.lm_head_VD.device.type, LARGE_BLOCK)
         for start in range(0, len(self.lm_head_VD), size):
             block = slice(start, start + size)
-            bias_V = None if self.bias_V is None else self.bias_V[block].to(head_dtype)
-            frame_logits_XTV = F.linear(states_XTD, self.lm_head_VD[block].to(head_dtype), bias_V)
-            prefix_logits_XPV = F.linear(memories_XPR, self.table_VR[block].to(table_dtype))
+            bias_V = None if self.bias_V is None else self.bias_V[block]
+            frame_logits_XTV = F.linear(self.states_XTD, self.lm_head_VD[block], bias_V)
+            prefix_logits_XPV = F.linear(self.memories_XPR, self.table_VR[block])
             yield block, frame_logits_XTV.to(self.sum_dtype), prefix_logits_XPV.to(self.sum_dtype)
 
 
@@ -182,29 +182,29 @@ class PairwiseLogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *tensors: Any) -> Tensor:
-        inputs = PairwiseInputs(*tensors)
-        ctx.dtypes = matmul_dtype(inputs.lm_head_VD), matmul_dtype(inputs.table_VR)
-        with autocast_disabled(inputs.lm_head_VD.device):
-            parts = [accumulate_sums(chunk, ctx.dtypes) for _, chunk in inputs.chunks()]
+        _, _, table_VR, lm_head_VD, _ = tensors
+        ctx.dtypes = matmul_dtype(lm_head_VD), matmul_dtype(table_VR)
+        with autocast_disabled(lm_head_VD.device):
+            parts = [accumulate_sums(chunk) for _, chunk in PairwiseInputs.of(tensors, ctx.dtypes).chunks()]
         total_XTP, max_XT1, max_XP1 = map(torch.cat, zip(*parts, strict=True))
-        ctx.save_for_backward(*inputs, total_XTP, max_XT1, max_XP1)
+        ctx.save_for_backward(*tensors, total_XTP, max_XT1, max_XP1)
         return total_XTP.log() + max_XT1 + max_XP1.mT
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_XTP: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *tensors, total_XTP, max_XT1, max_XP1 = ctx.saved_tensors
-        inputs, smallest = PairwiseInputs(*tensors), torch.finfo(total_XTP.dtype).tiny
+        inputs, smallest = PairwiseInputs.of(tensors, ctx.dtypes), torch.finfo(total_XTP.dtype).tiny
         # The smallest number stands for zero, which no token has a share of.
         shares_XTP = torch.where(total_XTP > smallest, grad_XTP / total_XTP, 0)
         table_grad_VR = torch.zeros_like(inputs.table_VR, dtype=shares_XTP.dtype)
         with autocast_disabled(inputs.lm_head_VD.device):
             parts = [
-                pairwise_gradients(chunk, ctx.dtypes, (max_XT1[part], max_XP1[part]), shares_XTP[part], table_grad_VR)
+                pairwise_gradients(chunk, (max_XT1[part], max_XP1[part]), shares_XTP[part], table_grad_VR)
                 for part, chunk in inputs.chunks()
             ]
         states_grad_XTD, memories_grad_XPR = map(torch.cat, zip(*parts, strict=True))
-        gradients = zip((states_grad_XTD, memories_grad_XPR, table_grad_VR), inputs[:3], strict=True)
+        gradients = zip((states_grad_XTD, memories_grad_XPR, table_grad_VR), tensors[:3], strict=True)
         return *(gradient.to(tensor.dtype) for gradient, tensor in gradients), None, None
 
 
@@ -216,14 +216,14 @@ def pairwise_logsumexp(
     return PairwiseLogSumExp.apply(states_XTD, memories_XPR, table_VR, lm_head_VD, bias_V)
 
 
-def accumulate_sums(inputs: PairwiseInputs, dtypes: MatmulDtypes) -> tuple[Tensor, Tensor, Tensor]:
+def accumulate_sums(inputs: PairwiseInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums of exponentials [X, T, P], lowered by the maxima of frames and prefixes, and these maxima."""
     sum_dtype, (windows, frames, _) = inputs.sum_dtype, inputs.states_XTD.shape
     prefixes, lowest = inputs.memories_XPR.shape[1], torch.finfo(sum_dtype).min
     total_XTP = inputs.states_XTD.new_zeros(windows, frames, prefixes, dtype=sum_dtype)
     max_XT1 = total_XTP.new_full((windows, frames, 1), lowest)
     max_XP1 = total_XTP.new_full((windows, prefixes, 1), lowest)
-    for _, frame_logits_XTV, prefix_logits_XPV in inputs.blocks(dtypes):
+    for _, frame_logits_XTV, prefix_logits_XPV in inputs.blocks():
         before_XT1, max_XT1 = max_XT1, torch.maximum(max_XT1, frame_logits_XTV.amax(dim=-1, keepdim=True))
         before_XP1, max_XP1 = max_XP1, torch.maximum(max_XP1, prefix_logits_XPV.amax(dim=-1, keepdim=True))
         total_XTP.mul_((before_XT1 - max_XT1).exp_()).mul_((before_XP1 - max_XP1).exp_().mT)
@@ -233,18 +233,18 @@ def accumulate_sums(inputs: PairwiseInputs, dtypes: MatmulDtypes) -> tuple[Tenso
 
 
 def pairwise_gradients(
-    inputs: PairwiseInputs, dtypes: MatmulDtypes, maxima: tuple[Tensor, Tensor], shares_XTP: Tensor, grad_VR: Tensor
+    inputs: PairwiseInputs, maxima: tuple[Tensor, Tensor], shares_XTP: Tensor, grad_VR: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return gradients of states and memories, given those of the sums; add the table's to grad_VR."""
-    sum_dtype, (max_XT1, max_XP1) = inputs.sum_dtype, maxima
-    states_grad_XTD = torch.zeros_like(inputs.states_XTD, dtype=sum_dtype)
-    memories_grad_XPR = torch.zeros_like(inputs.memories_XPR, dtype=sum_dtype)
-    for block, frame_logits_XTV, prefix_logits_XPV in inputs.blocks(dtypes):
+    (states_XTD, memories_XPR, table_VR, lm_head_VD, _, sum_dtype), (max_XT1, max_XP1) = inputs, maxima
+    states_grad_XTD = torch.zeros_like(states_XTD, dtype=sum_dtype)
+    memories_grad_XPR = torch.zeros_like(memories_XPR, dtype=sum_dtype)
+    for block, frame_logits_XTV, prefix_logits_XPV in inputs.blocks():
         frame_logits_XTV.sub_(max_XT1).exp_()
         prefix_logits_XPV.sub_(max_XP1).exp_()
         by_frame_XTV = (shares_XTP @ prefix_logits_XPV).mul_(frame_logits_XTV)
-        by_prefix_XPV = (shares_XTP.mT @ frame_logits_XTV).mul_(prefix_logits_XPV)
-        states_grad_XTD += (by_frame_XTV.to(dtypes[0]) @ inputs.lm_head_VD[block].to(dtypes[0])).to(sum_dtype)
-        memories_grad_XPR += by_prefix_XPV @ inputs.table_VR[block].to(sum_dtype)
-        grad_VR[block] += by_prefix_XPV.flatten(0, 1).T @ inputs.memories_XPR.flatten(0, 1).to(sum_dtype)
+        by_prefix_XPV = (shares_XTP.mT @ frame_logits_XTV).mul_(prefix_logits_XPV).to(memories_XPR.dtype)
+        states_grad_XTD += by_frame_XTV.to(states_XTD.dtype) @ lm_head_VD[block]
+        memories_grad_XPR += by_prefix_XPV @ table_VR[block]
+        grad_VR[block] += by_prefix_XPV.flatten(0, 1).T @ memories_XPR.flatten(0, 1)
     return states_grad_XTD, memories_grad_XPR

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -87,6 +87,8 @@ class WeightedSum:
         return next(kind for kind in SUPERVISED if kind in kinds)
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
+        if isinstance(emissions, Emissions):
+            emissions = replace(emissions, kept_scores=[])  # computed once for all parts
         losses = {name: part(emissions, batch) for name, part in self.parts.items()}
         value = torch.stack([self.weights[name] * loss.value for name, loss in losses.items()]).sum()
         metrics = {f"{name}/{key}": number for name, loss in losses.items() for key, number in loss.metrics.items()}

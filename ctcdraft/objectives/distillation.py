@@ -51,9 +51,14 @@ def base_states_at_labels(batch: Batch) -> Tensor:
 
     anchor a, root at a + 1, labels at a + 2, a + 3, ...   ->   states a + 1, a + 2, ...
     """
-    steps = batch.labels_BAS.shape[-1] + 1
     # Without gradient: the teacher must not change, even where an adapter trains the base.
-    return gather_following(batch.states_BLD.detach(), batch.anchors_BA, batch.position_ids_BL, steps)[:, :, 1:]
+    return before_labels(batch.states_BLD.detach(), batch)
+
+
+def before_labels(x_BLD: Tensor, batch: Batch) -> Tensor:
+    """Return the entries_BASD at the positions before the labels."""
+    steps = batch.labels_BAS.shape[-1] + 1
+    return gather_following(x_BLD, batch.anchors_BA, batch.position_ids_BL, steps)[:, :, 1:]
 
 
 def kl(base_XSV: Tensor, frames_XSV: Tensor) -> Tensor:
