@@ -10,8 +10,8 @@ from test_conditioned_search import VOCABULARY, Forbids, begin, frame_distributi
 from truths import slow_collapse
 from truths_heads import beginnings, slow_best, slow_conditioned_texts
 
-from ctcdraft.ctc import best_first as few
-from ctcdraft.ctc.best_first import best_first_conditioned_search
+from ctcdraft.ctc import best_first_conditioned as few
+from ctcdraft.ctc.best_first_conditioned import best_first_conditioned_search
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
