@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ctcdraft.errors import check_int
 from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer
+from ctcdraft.nn.compiled_step import BodyArrays, compiled_step
 from ctcdraft.nn.rotary import Rotary
 from ctcdraft.nn.transformer import BlockConfig, RMSNorm, SlotBlock, TensorPair
 
@@ -52,6 +53,7 @@ class AttentionBody(nn.Module):
         self.block = SlotBlock(shape, causal)
         self.deeper = nn.ModuleList([SlotBlock(shape, causal) for _ in range(blocks - 1)])
         self.norm = RMSNorm(shape.width, eps=shape.epsilon)
+        self.arrays: BodyArrays | None = None  # see compiled_step
 
     def init_from_base(self, lm: Any) -> str:
         """Copy the base's last layer if outputs agree, and its final norm; return a description of what was done."""
@@ -100,6 +102,8 @@ class AttentionBody(nn.Module):
 
             a b c | d e | s1 s2 s3        cached, new, slots: contiguous positions 0 .. 7
         """
+        if (compiled_BATD := compiled_step(self, states_BKD, root_BAD, memory)) is not None:
+            return compiled_BATD
         text_BKD, start = self.project(states_BKD), memory.length
         end = start + text_BKD.shape[1]
         rotation = self.rotary.span(start, end + self.frames, text_BKD.device)
