@@ -8,9 +8,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from itertools import accumulate
 from operator import attrgetter, mul
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +53,40 @@ class PrefixCandidate:
     probs_T: FrameMasses  # unconditioned probability of its last token
     begin_masses_T: FrameMasses  # mass with which each frame begins that token after the parent
     mass: float  # probability as a prefix
+
+
+def compiled_conditioned_search(
+    log_probs_TC: Tensor,
+    states: PrefixStates,
+    nodes: int,
+    stop_token_ids: Collection[int] = (),
+    depth: int | None = None,
+    topology: Topology = CTC_TOPOLOGY,
+    min_mass: float = 0.0,
+) -> PrefixLists:
+    """Return the result of `best_first_conditioned_search`, by machine code where numba is there and the states are
+    arrays."""
+    arrays = None if (kernels := conditioned_kernels()) is None else states.arrays()
+    if arrays is None:
+        return best_first_conditioned_search(log_probs_TC, states, nodes, stop_token_ids, depth, topology, min_mass)
+    probs_TV, memory_R, *correction = arrays
+    frames_TC, blank_T = log_probs_TC.numpy(), log_probs_TC[:, -1].double().exp().numpy()
+    depth = len(frames_TC) if depth is None else min(depth, len(frames_TC))
+    stops_S = np.array([*stop_token_ids, -2])  # -2 is no token; numba needs at least one to know their type
+    frames = kernels.Frames(frames_TC, probs_TV, blank_T)
+    limits = nodes, stops_S, depth, topology.merges_repeats, min_mass
+    columns = kernels.search(frames, kernels.Correction(*correction), memory_R, *limits)
+    tokens, parents, masses = (column_N.tolist() for column_N in columns)
+    return tokens, parents, masses
+
+
+@cache
+def conditioned_kernels() -> Any:
+    """Return the module of compiled loops, imported by the first search; None without numba."""
+    try:
+        return import_module("ctcdraft.ctc.conditioned_kernels")
+    except ImportError:
+        return None
 
 
 def best_first_conditioned_search(

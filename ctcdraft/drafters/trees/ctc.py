@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.best_first import compiled_search
-from ctcdraft.ctc.best_first_conditioned import best_first_conditioned_search
+from ctcdraft.ctc.best_first_conditioned import compiled_conditioned_search
 from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search
 from ctcdraft.ctc.prefix_search import (
     Prefixes,
@@ -144,7 +144,7 @@ def conditioned_tree(log_probs_TC: Tensor, states: PrefixStates, request: TreeRe
         return TokenTree.only_root(root)
     arguments = log_probs_TC, states, request.nodes - 1, request.stop_ids, depth, topology, request.min_path_prob
     if log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES:
-        return TokenTree.from_lists(root, *best_first_conditioned_search(*arguments))
+        return TokenTree.from_lists(root, *compiled_conditioned_search(*arguments))
     return tree_from_prefixes(conditioned_prefix_search(*arguments), root, depth)
 
 
