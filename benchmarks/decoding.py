@@ -1,10 +1,10 @@
 """Speed of the decoding loop: `python benchmarks/decoding.py`. It measures time alone, never acceptance.
 
-Three parts, each a median over interleaved repeats in one process:
+Three parts, each over interleaved repeats in one process:
 
     generate   autoregression in our loop against `model.generate`, as called and under inference mode; equal tokens
-    overhead   o: time of a step outside draft and read, in whole autoregressive steps
-    search     prefix search over T frames of C classes, both implementations, by nodes
+    costs      c, v and o of draft heads (--heads RUN ...) by nodes, in whole autoregressive steps
+    search     prefix search over T frames of C classes, all implementations, by nodes
 """
 
 from __future__ import annotations
@@ -14,25 +14,31 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import transformers
 from torch import Tensor
 
+from ctcdraft.config.build import load_drafter
 from ctcdraft.corpus.chat_template import prompt_tokens
-from ctcdraft.ctc.best_first import best_first_search
+from ctcdraft.ctc.best_first import best_first_search, compiled_search
 from ctcdraft.ctc.prefix_search import prefix_search
+from ctcdraft.decoding import loop
 from ctcdraft.decoding.loop import Context, Drafter, generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.evaluation import profiling
 from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.evaluation.environment import hardware_name
-from ctcdraft.evaluation.profiling import PhaseTimes, profile_answer
+from ctcdraft.evaluation.profiling import PASS_PARTS, PhaseTimes, profile_answer
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base, without_generation_config
 
@@ -55,7 +61,7 @@ def main() -> None:
         reads = [None, StaticShapeForward(), StaticShapeForward(compiled=True)] if options.compiled else [None]
         against_generate(base, reads, options)
         for base.static_shapes in reads:
-            overhead(base, options)
+            costs(base, options)
     search(options)
 
 
@@ -116,35 +122,42 @@ class Bush:
         return TokenTree.from_lists(context.root, self.words_N[:size], parents), None
 
 
-def overhead(base: BaseLM, options: argparse.Namespace) -> None:
-    """Print o of autoregression and of several tree sizes whose drafts cost nothing and are almost always rejected."""
-    prompt_L = asked(base, options)[0]
-    sizes: dict[int, Drafter] = {1: Autoregressive(base)} | {nodes: Bush(base.vocabulary) for nodes in (16, 64)}
-    spent: dict[int, list[PhaseTimes]] = {nodes: [] for nodes in sizes}
-    for _ in range(options.repeats + 1):
-        for nodes, drafter in sizes.items():
-            spent[nodes].append(profile_answer(base, drafter, prompt_L, settings(nodes, options.max_new_tokens), 0))
-    unit = statistics.median(one.seconds_per_pass for one in spent[1][1:])
-    for nodes, measured in spent.items():
-        medians = {
-            part: statistics.median(one.seconds[part] / one.passes for one in measured[1:])
-            for part in ("draft", "read", "verify", "keep", "other")
-        }
-        o = sum(medians[part] for part in ("verify", "keep", "other")) / unit
-        parts = "  ".join(f"{part} {1e6 * seconds:.0f}" for part, seconds in medians.items())
-        print(
-            f"overhead  {base.name:17} {nodes:3} nodes: o {o:.3f}, v {medians['read'] / unit:.2f};  µs a pass: {parts}"
-            f"  ({base.execution_mode})"
-        )
+def costs(base: BaseLM, options: argparse.Namespace) -> None:
+    """Print c, v and o by nodes of draft heads, and of trees whose drafts cost nothing and are mostly rejected."""
+    prompts, clock = asked(base, options), CLOCKS[options.clock]
+    heads = {Path(run).name: load_drafter(Path(run), base, None) for run in options.heads}
+    drafters: dict[str, Drafter] = {"bush": Bush(base.vocabulary), **heads}
+    spent: dict[tuple[str, int], list[PhaseTimes]] = {(AUTOREGRESSIVE, 1): []}
+    spent |= {(name, nodes): [] for name in drafters for nodes in options.nodes}
+    drafters[AUTOREGRESSIVE] = Autoregressive(base)
+    with patch.object(profiling, "perf_counter", clock), patch.object(loop, "perf_counter", clock):
+        for _ in range(options.repeats + 1):
+            for (name, nodes), times in spent.items():
+                how = settings(nodes, options.max_new_tokens)
+                times.append(
+                    reduce(add, (profile_answer(base, drafters[name], text_L, how, 0, NEVER) for text_L in prompts))
+                )
+    unit = lower_quartile([one.seconds_per_pass for one in spent[AUTOREGRESSIVE, 1][1:]])
+    for (name, nodes), times in spent.items():
+        parts = {part: lower_quartile([one.seconds[part] / one.passes for one in times[1:]]) for part in PASS_PARTS}
+        c, v = (parts["draft"] + parts["tree"]) / unit, parts["read"] / unit
+        listed = "  ".join(f"{part} {1e6 * seconds:.0f}" for part, seconds in parts.items())
+        o = sum(parts.values()) / unit - c - v
+        print(f"costs     {name:15} {nodes:3} nodes: c {c:.3f}  v {v:.2f}  o {o:.3f};  us a step: {listed}")
+
+
+def lower_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 4]  # other work on the machine only ever adds to a time
 
 
 def search(options: argparse.Namespace) -> None:
-    """Time both prefix searches on frames as peaked as a trained head's, flatter, and uniform."""
+    """Time the prefix searches on frames as peaked as a trained head's, flatter, and uniform."""
     for sharp in (6.0, 3.0, 1.0):
         frames_TC = frames(options.frames, options.classes, sharp)
         blank = options.classes - 1
         for nodes in (8, 16, 24, 32, 48, 64, 96, 128):
             ways: dict[str, Callable[[], object]] = {
+                "machine code": partial(compiled_search, frames_TC, blank, nodes - 1, options.tokens_per_frame),
                 "best first": partial(best_first_search, frames_TC, blank, nodes - 1, options.tokens_per_frame),
                 "by levels": partial(prefix_search, frames_TC, blank, nodes - 1, options.tokens_per_frame),
             }
@@ -200,6 +213,8 @@ def helped(base: BaseLM, prompt_L: Tensor, new_tokens: int) -> list[int]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bases", nargs="*", default=[str(TINY / "base")], help="folders or hub ids")
+    parser.add_argument("--heads", nargs="*", default=[], help="run directories of draft heads")
+    parser.add_argument("--nodes", nargs="*", type=int, default=[4, 8, 16, 32, 64])
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -9,11 +10,15 @@ from itertools import product
 import pytest
 import torch
 from tiny_models import random_base
+from torch import nn
 
 from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.nn import compiled_step
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
+from ctcdraft.nn.heads import BlankHead
 from ctcdraft.nn.rotary import Rotary, apply_rotary, default_frequencies
 from ctcdraft.nn.transformer import BlockConfig
+from ctcdraft.nn.weight_layout import to_column_major_
 
 SHAPE = BlockConfig.of(random_base().lm.config, 64)
 FRAMES, TEXT = 5, 23
@@ -32,6 +37,87 @@ OWN_TEXT = [
     )
 ]
 BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, inner=None)]
+
+
+def inference_body(**options):
+    torch.manual_seed(3)
+    module = AttentionBody(SHAPE, FRAMES, **options)
+    with torch.no_grad():
+        for value in module.parameters():
+            value += 0.2 * torch.randn_like(value)
+    to_column_major_(module)
+    return module
+
+
+def steps(module):
+    """The frames of four steps over a text; the first one, which allocates the cache, is never machine code."""
+    generator, memory = torch.Generator().manual_seed(5), KVCache(module.layers, capacity=TEXT)
+    frames = []
+    for count in (9, 1, 3, 2):
+        states_BKD, root_BAD = torch.randn(2, 1, count, SHAPE.width, generator=generator)
+        frames.append(module.step(states_BKD, root_BAD[:, -1:], memory))
+    return torch.stack(frames)
+
+
+@pytest.fixture
+def without_numba(monkeypatch):
+    """Return the result of a function where numba is missing."""
+
+    def call(function, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled_step, "step_kernels", lambda: None)
+            return function(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize(("root_input", "causal", "blocks"), [*product((True, False), (True, False), (1, 3))])
+@torch.inference_mode()
+def test_machine_code_does_what_tensors_do(without_numba, root_input, causal, blocks):
+    module = inference_body(root_input=root_input, causal=causal, blocks=blocks)
+    slow = without_numba(steps, module)
+    assert module.arrays is None
+    torch.testing.assert_close(steps(module), slow, rtol=0, atol=1e-5)
+    assert module.arrays.usable
+
+
+@torch.inference_mode()
+def test_machine_code_follows_the_weights(without_numba):
+    """Written in place, stored elsewhere, and in a copy of the module."""
+    module = inference_body(root_input=True, causal=False)
+    steps(module)
+    for change in ("in place", "elsewhere", "copy"):
+        before = steps(module)
+        if change == "copy":
+            module = copy.deepcopy(module)
+        weight = module.block.mlp.down.weight
+        if change == "elsewhere":
+            weight.data = (weight.data.T * 1.5).T
+        else:
+            weight.data.mul_(0.5)
+        assert not torch.allclose(steps(module), before, atol=1e-3)
+        torch.testing.assert_close(steps(module), without_numba(steps, module), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [nn.Module.bfloat16, nn.Module.double])
+@torch.inference_mode()
+def test_other_dtypes_take_tensors(change):
+    module = change(inference_body(root_input=True, causal=False))
+    states_BKD, memory = torch.randn(1, 3, SHAPE.width, dtype=module.slots_TD.dtype), KVCache(1, capacity=TEXT)
+    for _ in range(2):
+        module.step(states_BKD, states_BKD[:, -1:], memory)
+    assert module.arrays is None
+
+
+@pytest.mark.parametrize("frames", [1, 4, 7])
+@torch.inference_mode()
+def test_logits_by_machine_code(without_numba, frames):
+    head = BlankHead(nn.Linear(SHAPE.width, 50, bias=False), SHAPE.width)
+    head.blank_bias += 0.3
+    states_XD = torch.randn(1, 1, frames, SHAPE.width)
+    slow = without_numba(head, states_XD)
+    assert compiled_step.compiled_logits(head, states_XD) is not None
+    torch.testing.assert_close(head(states_XD), slow, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ HEAVY = {
     "accelerate": {"models/device_map.py"},
     "vllm": {"corpus/generation/vllm.py"},
     "optuna": {"training/search.py"},
+    "numba": {f"{part}_kernels.py" for part in ("ctc/search", "ctc/candidate", "ctc/conditioned", "nn/step")},
     "wandb": {"training/loggers.py"},
 }
 LEVEL = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}

@@ -6,9 +6,9 @@ search proceeds.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ class PrefixStates(Protocol):
 
     def concat(self, others: Self) -> Self:
         """Return these prefixes followed by the others, which belong to the same frames."""
+
+    def arrays(self) -> Sequence[Any] | None:
+        """Return the token probabilities probs_TV, the memory_R of the one prefix, and the fields of
+        `conditioned_kernels.Correction`, as contiguous float32 arrays; None where that is not possible."""
 
 
 def conditioned_prefix_search(

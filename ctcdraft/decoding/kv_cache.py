@@ -92,8 +92,13 @@ class KVCache(transformers.Cache):
         self._rows = [end] * len(self._rows)
         if len(path_K) == 1:
             return  # the root alone is in its place already
-        # In place: selecting whole caches would cost ten times as much. A path that is in order already (0 1 2 ...) has
-        # its rows copied onto themselves, but finding that out would cost a transfer to the host.
+        if path_K.is_cpu:
+            # 0 1 4 moves one row. Elsewhere finding that out would cost a transfer to the host.
+            in_place = next((at for at, node in enumerate(path_K.tolist()) if at != node), len(path_K))
+            start, path_K = start + in_place, path_K[in_place:] - in_place
+            if start == end:
+                return
+        # In place: selecting whole caches would cost ten times as much.
         for buffer in self.buffers:
             buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +93,11 @@ class TokenTree:
     def ancestors_NN(self) -> Tensor:
         """True where the column is the row's ancestor or the row itself."""
         size = len(self)
+        if self.tokens_N.is_cpu:
+            seen_NN = np.eye(size, dtype=bool)
+            for node, parent in enumerate(self.host_parents[1:], start=1):
+                seen_NN[node] |= seen_NN[parent]
+            return torch.from_numpy(seen_NN)
         step_NN = torch.eye(size, device=self.tokens_N.device)
         if size > 1:
             step_NN[torch.arange(1, size, device=step_NN.device), self.parents_N[1:]] = 1.0
@@ -103,7 +109,20 @@ class TokenTree:
     def depths_N(self) -> Tensor:
         if len(self) == 1:  # the shortcut of autoregression, which needs depths in every step
             return torch.zeros_like(self.tokens_N)
-        return self.ancestors_NN.sum(dim=1) - 1
+        return torch.tensor(self.host_depths) if self.tokens_N.is_cpu else self.ancestors_NN.sum(dim=1) - 1
+
+    # Parents and depths on the host, for trees on a CPU, where a loop over nodes takes less time than a few tensor
+    # operations; elsewhere this would be a host synchronisation.
+    @cached_property
+    def host_parents(self) -> list[int]:
+        return self.parents_N.tolist()
+
+    @cached_property
+    def host_depths(self) -> list[int]:
+        depths = [0]
+        for parent in self.host_parents[1:]:
+            depths.append(depths[parent] + 1)
+        return depths
 
     def attention_mask(self, past: int, dtype: torch.dtype) -> Tensor:
         """Return the additive mask_NM (M = past + N): a node sees all committed tokens, its ancestors and itself."""
@@ -137,6 +156,11 @@ class AcceptedPath:
         if tree.height == 0:  # the shortcut of autoregression
             tokens_1 = result.bonus.reshape(1)
             return cls(result.path_K, (int(result.bonus),), tokens_1, has_rejected_child=False, drafted=0)
+        if tree.tokens_N.is_cpu:
+            path, tokens_N = result.path_K[: int(result.length)].tolist(), tree.tokens_N.tolist()
+            tokens = (*(tokens_N[node] for node in path[1:]), int(result.bonus))
+            is_inner, depth = path[-1] in tree.host_parents, max(tree.host_depths)
+            return cls(result.path_K[: len(path)], tokens, torch.tensor(tokens), is_inner, depth)
         path_tokens_K = tree.tokens_N[result.path_K.clamp(min=0)]
         last = result.path_K[result.length - 1]
         has_child = (tree.parents_N == last).any().to(path_tokens_K.dtype)

@@ -33,13 +33,39 @@ def match(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root
     committed tokens are the base's own samples. As the noise is keyed by position, they are the very samples that
     autoregression takes. (A sampled chain may be verified this way too; `Rejection` accepts more of it.)
     """
-    base_tokens_N = sample_base_tokens(log_probs_NV, noise, root_position, tree)
     if len(tree) == 1:  # autoregression: the rest would cost it ten operations per step
-        return VerifyResult(tree.depths_N, base_tokens_N.new_ones(()), base_tokens_N[0])
+        base_tokens_1 = sample_base_tokens(log_probs_NV, noise, root_position, tree)
+        return VerifyResult(tree.depths_N, base_tokens_1.new_ones(()), base_tokens_1[0])
+    way = match_on_host if log_probs_NV.is_cpu else match_on_device
+    return way(tree, log_probs_NV, noise, root_position)
+
+
+def match_on_device(
+    tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
+) -> VerifyResult:
+    """Do `match` for all nodes at once, without host synchronisation."""
+    base_tokens_N = sample_base_tokens(log_probs_NV, noise, root_position, tree)
     agrees_N = tree.tokens_N == base_tokens_N[tree.parents_N]
     agrees_N[0] = True  # the root is committed; its parent, -1, stood for the last node
     last = (tree.depths_N * connected_to_root(tree, agrees_N)).argmax()
     return VerifyResult(path_to(tree, last), tree.depths_N[last] + 1, base_tokens_N[last])
+
+
+def match_on_host(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int) -> VerifyResult:
+    """Do `match` from node to node: on a CPU the argmax of all rows would take longer than all else."""
+    children: dict[tuple[int, int], int] = {}
+    for node, (parent, token) in enumerate(zip(tree.host_parents, tree.tokens_N.tolist(), strict=True)):
+        children.setdefault((parent, token), node)
+    path, node = [], 0
+    while node >= 0:
+        path.append(node)
+        scores_V = log_probs_NV[node]
+        if noise is not None:
+            scores_V = scores_V + noise.gumbel(torch.tensor([root_position + len(path)]), len(scores_V))[0]
+        bonus = scores_V.argmax()
+        node = children.get((node, int(bonus)), -1)
+    unused = [-1] * (tree.height + 1 - len(path))
+    return VerifyResult(torch.tensor([*path, *unused]), torch.tensor(len(path)), bonus)
 
 
 def connected_to_root(tree: TokenTree, accepted_alone_N: Tensor) -> Tensor:

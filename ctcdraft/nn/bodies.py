@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ctcdraft.errors import check_int
 from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer
+from ctcdraft.nn.compiled_step import BodyArrays, compiled_step
 from ctcdraft.nn.rotary import Rotary
 from ctcdraft.nn.transformer import BlockConfig, RMSNorm, SlotBlock, TensorPair
 
@@ -67,6 +68,7 @@ class AttentionBody(nn.Module):
         self.own_text = nn.ModuleList([nn.Linear(all_layers, shape.width, bias=False) for _ in range(count)])
         for weight in self.own_text.parameters():
             nn.init.zeros_(weight)
+        self.arrays: BodyArrays | None = None  # see compiled_step
 
     def init_from_base(self, lm: Any) -> str:
         """Copy the base's last layer if outputs agree, and its final norm; return a description of what was done."""
@@ -115,6 +117,8 @@ class AttentionBody(nn.Module):
 
             a b c | d e | s1 s2 s3        cached, new, slots: contiguous positions 0 .. 7
         """
+        if (compiled_BATD := compiled_step(self, states_BKE, root_BAD, memory)) is not None:
+            return compiled_BATD
         text_BKD, start = self.project(states_BKE[..., : self.shape.width]), memory.length
         end = start + text_BKD.shape[1]
         rotation = self.rotary.span(start, end + self.rows, text_BKD.device)

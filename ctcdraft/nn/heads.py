@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ctcdraft.errors import InputError
+from ctcdraft.nn.compiled_step import compiled_logits
 from ctcdraft.nn.draft_vocab import DraftVocabHead, head_rows, mask_absent_labels, restrict_rows
 from ctcdraft.nn.linear_logsumexp import (
     blank_logits,
@@ -58,6 +59,8 @@ class BlankHead(TokenHead):
 
     def forward(self, states_XD: Tensor) -> Tensor:
         """Return logits_XC, C = V + 1. Token logits are computed in the base's dtype, the blank's in its own."""
+        if (compiled_XC := compiled_logits(self, states_XD)) is not None:
+            return compiled_XC
         blank_X = states_XD @ self.blank_D + self.blank_bias
         return torch.cat([self.token_logits(states_XD), blank_X[..., None]], dim=-1)
 

@@ -7,6 +7,7 @@ decoding the projection of all tokens is cached, because every draft would compu
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,23 @@ class LogitCorrection(nn.Module):
         # On a CPU only, where reading a row is cheaper than a product. Versions of inference tensors are not counted.
         return all(weight.is_cpu and not weight.is_inference() for weight in weights)
 
+    def recurrent_weights(self) -> tuple[Tensor, Tensor]:
+        """Return weight_GR and bias_G that a recurrent cell applies to the memory; empty without one."""
+        return self.out.weight[:0], self.out.weight[:0, 0]
+
+    def arrays(self) -> Sequence[Any] | None:
+        """Return table_VG, recurrent_GR, bias_G and out_RV as contiguous float32 arrays, which are views of the weights
+        (but the table); None where there are none or they would be copies."""
+        weights = self.out.weight, *self.recurrent_weights()
+        is_ready = self.out.weight.T.is_contiguous() and all(weight.dtype == torch.float32 for weight in weights)
+        if not is_ready or not self.is_cacheable(*weights):
+            return None
+        self.project_tokens(torch.zeros(1, dtype=torch.int64))  # makes the table
+        if self._table is None:
+            return None
+        out, recurrent, bias = (weight.detach() for weight in weights)
+        return self._table.values_VG.numpy(), recurrent.numpy(), bias.numpy(), out.T.numpy()
+
     def project_tokens(self, tokens_X: Tensor) -> Tensor:
         """Return the projected embeddings_XG of tokens, from a table of all tokens where it may be used."""
         weight, bias = self.input_projection()
@@ -132,6 +150,9 @@ class GRUCorrection(LogitCorrection):
 
     def input_projection(self) -> tuple[Tensor, Tensor | None]:
         return self.cell.weight_ih, self.cell.bias_ih
+
+    def recurrent_weights(self) -> tuple[Tensor, Tensor]:
+        return self.cell.weight_hh, self.cell.bias_hh
 
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
         if not self.is_cacheable(self.cell.weight_ih):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from truths import slow_prefix_search
 
-from ctcdraft.ctc.best_first import best_first_search
+from ctcdraft.ctc import best_first
+from ctcdraft.ctc.best_first import best_first_search, compiled_search
 from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
@@ -83,6 +84,24 @@ def test_the_vectorised_twin(seed):
             assert few[2] == pytest.approx(twin.masses_N.tolist())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(40))
+def test_machine_code_does_what_python_does(seed, dtype):
+    """To the last bit of the masses; with ties, with stop tokens, where no token is possible."""
+    log_probs_TC = frames(seed, 1 + seed % 8, (4, 60, 300)[seed % 3], (0.0, 1.0, 3.0, 6.0)[seed % 4], (seed % 3) / 5)
+    quarters_TC = (4 * log_probs_TC.exp()).round().div(4).log()
+    for frames_TC, nodes, tokens in itertools.product((log_probs_TC, quarters_TC), (0, 1, 15, 63), (1, 4, 16)):
+        for limits in (((), None, 0.0), ((3,), 2, 0.01), ((0, 1), 9, 0.05)):
+            arguments = frames_TC.to(dtype), seed % 4, nodes, tokens, *limits
+            assert compiled_search(*arguments) == best_first_search(*arguments)
+
+
+def test_without_numba_python_searches(monkeypatch):
+    monkeypatch.setattr(best_first, "search_kernels", lambda: None)
+    log_probs_TC = frames(0, 6, 40)
+    assert compiled_search(log_probs_TC, 39, 9, 16) == best_first_search(log_probs_TC, 39, 9, 16)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_drafter_gets_one_tree_from_either(seed):
     log_probs_TC, root = frames(seed, 6, 40), torch.tensor(7)
@@ -105,3 +124,5 @@ def test_bad_requests_are_refused_in_a_sentence():
     sure_TC = torch.zeros(2, 3).log_softmax(-1)
     with pytest.raises(ValueError, match="blank is class 3, but the frames have classes 0 to 2"):
         best_first_search(sure_TC, 3, 4, 2)
+    with pytest.raises(ValueError, match="blank is class 3, but the frames have classes 0 to 2"):
+        compiled_search(sure_TC, 3, 4, 2)

@@ -10,13 +10,14 @@ from test_conditioned_search import VOCABULARY, Forbids, begin, frame_distributi
 from truths import slow_collapse
 from truths_heads import beginnings, slow_best, slow_conditioned_texts
 
-from ctcdraft.ctc import best_first as few
-from ctcdraft.ctc.best_first import best_first_conditioned_search
+from ctcdraft.ctc import best_first_conditioned as few
+from ctcdraft.ctc.best_first_conditioned import best_first_conditioned_search
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
 from ctcdraft.drafters.trees.request import ConditionedFrames, TreeRequest, UnconditionedFrames
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+from ctcdraft.nn.weight_layout import to_column_major_
 
 READINGS = {
     CTC_TOPOLOGY: slow_collapse,
@@ -127,6 +128,36 @@ def test_float32_frames_give_the_nodes_of_the_twin():
         )
         twin = conditioned_prefix_search(log_probs_TC, conditioned, 15)
         assert_same(best_first_conditioned_search(log_probs_TC, conditioned, 15), twin)
+
+
+@pytest.mark.parametrize("kind", [MarkovCorrection, GRUCorrection])
+@pytest.mark.parametrize("seed", range(12))
+@torch.no_grad()
+def test_machine_code_finds_what_python_finds(kind, seed):
+    log_probs_TC = frames(seed, 1 + seed % 7, vocabulary=(3, 60, 300)[seed % 3]).float()
+    first_states = begin(kind, log_probs_TC.double())
+    logit_correction = first_states.correction.float().eval()
+    to_column_major_(logit_correction)
+    conditioned = ConditionedFrames.empty(log_probs_TC, logit_correction, first_states.memory_KR.float())
+    assert conditioned.arrays() is not None
+    for topology in READINGS:
+        limits = [(0, (), None, 0.0), (15, (), None, 0.0), (63, (3, 8), 3, 0.0), (9, (2,), 9, 0.01)]
+        for nodes, stops, depth, min_mass in limits:
+            arguments = log_probs_TC, conditioned, nodes, stops, depth, topology, min_mass
+            found, truth = few.compiled_conditioned_search(*arguments), best_first_conditioned_search(*arguments)
+            assert found[:2] == truth[:2]
+            assert found[2] == pytest.approx(truth[2], rel=2e-5)
+
+
+@torch.no_grad()
+def test_without_numba_or_arrays_python_searches(monkeypatch):
+    log_probs_TC = frames(0, 4, vocabulary=20)
+    conditioned = begin(GRUCorrection, log_probs_TC)  # float64
+    assert conditioned.arrays() is None
+    truth = best_first_conditioned_search(log_probs_TC, conditioned, 9)
+    assert few.compiled_conditioned_search(log_probs_TC, conditioned, 9) == truth
+    monkeypatch.setattr(few, "conditioned_kernels", lambda: None)
+    assert few.compiled_conditioned_search(log_probs_TC, conditioned, 9) == truth
 
 
 def test_fewer_prefixes_are_expanded_than_by_levels():

@@ -6,9 +6,10 @@ import pytest
 import torch
 from truths import slow_match, slow_warp
 
+from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.sampling import GumbelNoise, warp
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.decoding.verification import match
+from ctcdraft.decoding.verification import match, match_on_device, match_on_host
 
 
 def random_tree(rng: torch.Generator, size: int, vocabulary: int) -> TokenTree:
@@ -23,16 +24,39 @@ def random_tree(rng: torch.Generator, size: int, vocabulary: int) -> TokenTree:
     return TokenTree(torch.tensor(tokens), torch.tensor(parents), height=size - 1)
 
 
+@pytest.mark.parametrize("way", [match, match_on_host, match_on_device])
 @pytest.mark.parametrize("seed", range(60))
-def test_the_walk_equals_the_slow_twin(seed):
+def test_the_walk_equals_the_slow_twin(seed, way):
     rng = torch.Generator().manual_seed(seed)
     tree = random_tree(rng, size=int(torch.randint(1, 14, (1,), generator=rng)), vocabulary=3)
     logits = torch.randn(len(tree), 3, generator=rng)
-    result = match(tree, warp(logits, 0.0), None, root_position=5)
+    result = way(tree, warp(logits, 0.0), None, root_position=5)
     path, bonus = slow_match(tree.tokens_N.tolist(), tree.parents_N.tolist(), logits.argmax(-1).tolist())
     assert result.path_K[: result.length].tolist() == path
     assert (result.path_K[result.length :] == -1).all()
     assert result.bonus == bonus
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_host_and_device_draw_the_same_tokens(seed):
+    rng, noise = torch.Generator().manual_seed(seed), GumbelNoise(seed)
+    tree = random_tree(rng, size=20, vocabulary=3)
+    log_probs_NV = torch.randn(20, 3, generator=rng).log_softmax(-1)
+    host, device = (way(tree, log_probs_NV, noise, 5) for way in (match_on_host, match_on_device))
+    assert all(torch.equal(getattr(host, name), getattr(device, name)) for name in ("path_K", "length", "bonus"))
+
+
+@pytest.mark.parametrize("path", [[0], [0, 1, 2, 3], [0, 1, 4], [0, 2, 3], [0, 3]])
+def test_the_rows_of_the_path_are_kept_in_order(path):
+    cache, rows = KVCache(2, capacity=8), torch.arange(8.0).view(1, 1, 8, 1)
+    for layer in range(2):
+        cache.update(rows + layer, rows - layer, layer)
+    cache.keep_path(3, torch.tensor(path))
+    kept = torch.cat([torch.arange(3.0), 3.0 + torch.tensor(path)])
+    assert cache.length == len(kept)
+    for layer, (keys, values) in enumerate(cache.layer_buffers):
+        assert torch.equal(keys[0, 0, : len(kept), 0], kept + layer)
+        assert torch.equal(values[0, 0, : len(kept), 0], kept - layer)
 
 
 def test_a_sampled_walk_draws_what_autoregression_draws():

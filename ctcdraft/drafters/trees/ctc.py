@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctcdraft.ctc.alignment import collapse
-from ctcdraft.ctc.best_first import best_first_conditioned_search, best_first_search
+from ctcdraft.ctc.best_first import compiled_search
+from ctcdraft.ctc.best_first_conditioned import compiled_conditioned_search
 from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search
 from ctcdraft.ctc.prefix_search import (
     Prefixes,
@@ -34,9 +35,9 @@ from ctcdraft.drafters.trees.request import Conditioned, ConditionedFrames, Tree
 from ctcdraft.drafters.trees.static import Choice, cheapest
 from ctcdraft.errors import check_float, check_int
 
-# Up to this many nodes the search of one prefix at a time is faster on a CPU. Measured by benchmarks/decoding.py with
-# 8 frames of 32,001 classes, one thread, sharpness 3: 0.6 ms against 1.1 at 16 nodes, 1.27 against 1.45 at 64, 1.67
-# against 1.61 at 96; with sharper and with flatter frames it is no slower even at 128.
+# Up to this many nodes the search of one prefix at a time is faster on a CPU even in Python, without numba. Measured by
+# benchmarks/decoding.py with 8 frames of 32,001 classes, one thread, sharpness 3: 0.6 ms against 1.1 at 16 nodes, 1.27
+# against 1.45 at 64, 1.67 against 1.61 at 96; with sharper and with flatter frames it is no slower even at 128.
 MAX_BEST_FIRST_NODES = 64
 
 # Shape of the frames, draft tokens, tokens per frame, stop token ids, depth
@@ -118,7 +119,7 @@ class PrefixSearch:
         limits = stops, depth, request.min_path_prob
         arguments = log_probs_TC, blank, request.nodes - 1, self.tokens_per_frame, *limits
         if log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES:
-            return TokenTree.from_lists(root, *best_first_search(*arguments))
+            return TokenTree.from_lists(root, *compiled_search(*arguments))
         # Shallower trees occur at the end of a response alone, and each depth would be a graph of its own.
         if self.graph_search is not None and depth == len(log_probs_TC):
             return tree_from_prefixes(self.graph_search(*arguments), root, depth)
@@ -143,7 +144,7 @@ def conditioned_tree(log_probs_TC: Tensor, states: PrefixStates, request: TreeRe
         return TokenTree.only_root(root)
     arguments = log_probs_TC, states, request.nodes - 1, request.stop_ids, depth, topology, request.min_path_prob
     if log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES:
-        return TokenTree.from_lists(root, *best_first_conditioned_search(*arguments))
+        return TokenTree.from_lists(root, *compiled_conditioned_search(*arguments))
     return tree_from_prefixes(conditioned_prefix_search(*arguments), root, depth)
 
 

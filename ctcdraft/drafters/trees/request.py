@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -96,6 +96,12 @@ class ConditionedFrames:
     def concat(self, others: Self) -> Self:
         return replace(self, memory_KR=torch.cat([self.memory_KR, others.memory_KR]))
 
+    def arrays(self) -> Sequence[Any] | None:
+        correction = self.correction.arrays()
+        if correction is None or self.log_probs_TC.dtype != torch.float32 or self.memory_KR.dtype != torch.float32:
+            return None
+        return self.token_probs_TV.numpy(), self.memory_KR[0].numpy(), *correction
+
     @cached_property
     def correction_KV(self) -> Tensor:
         return self.correction(self.memory_KR).to(self.log_probs_TC.dtype)
@@ -144,6 +150,9 @@ class UnconditionedFrames:
 
     def factors(self) -> tuple[Tensor, Tensor]:
         return self.ones_KV, self.ones_KT
+
+    def arrays(self) -> None:
+        return None
 
 
 Conditioned = ConditionedFrames | None  # None: no logit correction, so the frames are the same after every prefix

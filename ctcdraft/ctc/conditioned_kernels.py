@@ -1,0 +1,204 @@
+"""The loops of `best_first_conditioned.py` over arrays, compiled by numba, for a recurrent or Markov logit correction.
+
+Prefixes are expanded one at a time, because here an expansion costs little beyond its products: each of the most
+probable prefixes, while it can still have a child in the tree. The frames and their factors are float32, the masses of
+candidates float64, as in the Python code.
+"""
+
+from __future__ import annotations
+
+from math import exp, tanh
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from ctcdraft.ctc.best_first import TIE_TOLERANCE
+from ctcdraft.ctc.candidate_kernels import (
+    Expanded,
+    add_candidate,
+    best_nodes,
+    enlarged,
+    exactly,
+    new_candidates,
+    next_entry,
+)
+from ctcdraft.ctc.search_kernels import replace_least
+
+# Sums in any order and fused multiply-adds, but infinities and NaNs as they are.
+compiled = njit(cache=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+
+
+class Correction(NamedTuple):
+    """A logit correction of rank R: after token v, of the projected inputs table_VG, the memory is a row of them
+    (Markov: G = R, recurrent_GR is empty) or a GRU cell's next one (G = 3 R)."""
+
+    table_VG: np.ndarray
+    recurrent_GR: np.ndarray
+    bias_G: np.ndarray
+    out_RV: np.ndarray
+
+
+class Frames(NamedTuple):
+    log_probs_TC: np.ndarray
+    probs_TV: np.ndarray
+    blank_T: np.ndarray  # float64
+
+
+@compiled
+def search(frames, correction, memory_R, nodes, stops_S, depth, merges, min_mass):
+    """Return tokens_N, parents_N and masses_N of `best_first_conditioned_search`."""
+    size, steps, rows = 64 * (nodes + 1), len(frames.blank_T), nodes + 1
+    found = new_candidates(size)
+    masses_3RT = np.empty((3, rows, steps))
+    memory_KR = np.empty((rows, len(memory_R)), np.float32)
+    memory_KR[0] = memory_R
+    expanded = Expanded(np.zeros(rows, np.int64), masses_3RT[0], masses_3RT[1], masses_3RT[2], memory_KR)
+    best_masses_N = np.full(nodes, min_mass)  # of all candidates, ascending
+    factor_V = np.empty(frames.probs_TV.shape[1], np.float32)
+    count, row, entry = 1, 0, 0  # entry 0 is the empty prefix
+    while nodes > 0 and depth > 0:
+        expanded.entry_R[row] = entry
+        expand(frames, correction, found, expanded, row, factor_V, merges)
+        tokens_S = select(frames, expanded, row, factor_V, best_masses_N)
+        if count + len(tokens_S) > len(found.mass_Q):
+            found = enlarged(found, count, count + len(tokens_S))
+        for token in tokens_S:
+            factor, begins_T = factor_V[token], np.empty(steps)
+            mass = begin_masses(frames, found, expanded, row, token, factor, merges, begins_T)
+            mass = min(mass, found.mass_Q[entry])  # rounding must not lift a child above its parent
+            if mass > 0 and mass * TIE_TOLERANCE >= best_masses_N[0]:
+                replace_least(best_masses_N, mass)
+                ends = found.level_Q[entry] + 1 == depth or (stops_S == token).any()
+                # Its children begin after it does, so none begins where it begins in the last frame.
+                rest = 0.0 if ends else mass - begins_T[steps - 1]
+                add_candidate(found, count, token, row, found.level_Q[entry] + 1, mass, factor, rest)
+                count += 1
+        entry = next_entry(found, expanded, count, best_masses_N[0])
+        row += 1
+        if entry < 0 or row == rows:
+            break
+    return best_nodes(found, expanded, count, nodes, min_mass)
+
+
+@compiled
+def expand(frames, correction, found, expanded, row, factor_V, merges):
+    """Compute a prefix's memory, the factors of its tokens, the scale of its frames and its forward masses."""
+    entry, steps = expanded.entry_R[row], len(frames.blank_T)
+    token, parent = found.token_Q[entry], found.row_Q[entry]
+    if row > 0:
+        step_memory(correction, expanded.memory_KR[parent], token, expanded.memory_KR[row])
+    factor_V[:] = 0
+    outputs, memory_R = correction.out_RV, expanded.memory_KR[row]
+    paired = len(memory_R) - len(memory_R) % 4
+    for r in range(0, paired, 4):
+        m0, m1, m2, m3 = memory_R[r], memory_R[r + 1], memory_R[r + 2], memory_R[r + 3]
+        out0_V, out1_V, out2_V, out3_V = outputs[r], outputs[r + 1], outputs[r + 2], outputs[r + 3]
+        for v in range(len(factor_V)):
+            factor_V[v] += m0 * out0_V[v] + m1 * out1_V[v] + m2 * out2_V[v] + m3 * out3_V[v]
+    for r in range(paired, len(memory_R)):
+        for v in range(len(factor_V)):
+            factor_V[v] += memory_R[r] * outputs[r, v]
+    exponentiate(factor_V)
+    begins_T = np.zeros(steps)
+    if row > 0:
+        begin_masses(frames, found, expanded, parent, token, found.factor_Q[entry], merges, begins_T)
+    in_blank, in_label = (1.0, 0.0) if row == 0 else (0.0, 0.0)
+    for frame in range(steps):
+        probs_V, total = frames.probs_TV[frame], np.float32(0)
+        for v in range(len(factor_V)):
+            total += factor_V[v] * probs_V[v]
+        scale = 1 / np.float64(total + np.float32(frames.blank_T[frame]))
+        repeat = 0.0
+        if merges and row > 0:
+            repeat = exp(np.float64(frames.log_probs_TC[frame, token])) * factor_V[token] * scale
+        expanded.blank_RT[row, frame], expanded.label_RT[row, frame] = in_blank, in_label
+        expanded.scale_RT[row, frame] = scale
+        in_blank = (in_blank + in_label) * (frames.blank_T[frame] * scale)
+        in_label = begins_T[frame] + in_label * repeat
+
+
+@compiled
+def step_memory(correction, memory_R, token, next_R):
+    """Write the memory after one more token: see `GRUCorrection.step` and `MarkovCorrection.step`."""
+    rank, inputs_G = len(memory_R), correction.table_VG[token]
+    if len(correction.recurrent_GR) == 0:
+        next_R[:] = inputs_G
+        return
+    recurrent_G = np.empty(len(inputs_G), np.float32)
+    for g in range(len(inputs_G)):
+        sum_g = np.float32(0)
+        for r in range(rank):
+            sum_g += correction.recurrent_GR[g, r] * memory_R[r]
+        recurrent_G[g] = sum_g + correction.bias_G[g]
+    for r in range(rank):
+        reset = 1 / (1 + exp(-(inputs_G[r] + recurrent_G[r])))
+        update = 1 / (1 + exp(-(inputs_G[rank + r] + recurrent_G[rank + r])))
+        new = tanh(inputs_G[2 * rank + r] + reset * recurrent_G[2 * rank + r])
+        next_R[r] = new + update * (memory_R[r] - new)
+
+
+@exactly
+def exponentiate(x_V):
+    """Replace x by exp x, x clamped to LOGIT_RANGE; vectorised, with an error of one or two units in the last place."""
+    bits_V = np.empty(len(x_V), np.int32)
+    for v in range(len(x_V)):
+        x = min(max(x_V[v], np.float32(-80)), np.float32(80))
+        # x = power log 2 + r: log 2 in two parts, a Taylor polynomial in r, and the power as exponent bits.
+        power = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
+        r = (x - power * np.float32(0.693359375)) + power * np.float32(2.12194440e-4)
+        y = np.float32(1 / 5040)
+        y = y * r + np.float32(1 / 720)
+        y = y * r + np.float32(1 / 120)
+        y = y * r + np.float32(1 / 24)
+        y = y * r + np.float32(1 / 6)
+        y = y * r + np.float32(1 / 2)
+        x_V[v] = (y * r) * r + r + np.float32(1)
+        bits_V[v] = (np.int32(power) + np.int32(127)) << np.int32(23)
+    scale_V = bits_V.view(np.float32)
+    for v in range(len(x_V)):
+        x_V[v] *= scale_V[v]
+
+
+@exactly
+def begin_masses(frames, found, expanded, row, token, factor, merges, begins_T):
+    """Write the mass with which each frame begins a token after a prefix, and return their sum."""
+    repeats = merges and row > 0 and token == found.token_Q[expanded.entry_R[row]]
+    mass = 0.0
+    for frame in range(len(begins_T)):
+        before = expanded.blank_RT[row, frame]
+        if not repeats:
+            before += expanded.label_RT[row, frame]
+        p = exp(np.float64(frames.log_probs_TC[frame, token]))
+        begins_T[frame] = before * p * (np.float64(factor) * expanded.scale_RT[row, frame])
+        mass += begins_T[frame]
+    return mass
+
+
+@compiled
+def select(frames, expanded, row, factor_V, best_masses_N):
+    """Return the tokens that may follow a prefix in the tree, ascending: see `select_candidates`."""
+    bound_V = np.zeros(len(factor_V), np.float32)
+    for frame in range(len(frames.blank_T)):
+        begin = np.float32(
+            (expanded.blank_RT[row, frame] + expanded.label_RT[row, frame]) * expanded.scale_RT[row, frame]
+        )
+        probs_V = frames.probs_TV[frame]
+        for v in range(len(bound_V)):
+            bound_V[v] += begin * probs_V[v]
+    for v in range(len(bound_V)):
+        bound_V[v] *= factor_V[v]
+    least = best_masses_N[0] * (1 - 1e-5)  # the bounds are as exact as the frames are
+    if row == 0:
+        # One more than there are nodes: the bound of a token that repeats the last one is too large.
+        best_M = np.zeros(len(best_masses_N) + 1)
+        for v in range(len(bound_V)):
+            if bound_V[v] > best_M[0]:
+                replace_least(best_M, np.float64(bound_V[v]))
+        least = best_M[0] * (1 - 1e-5)
+    tokens_S, count = np.empty(len(bound_V), np.int64), 0
+    for v in range(len(bound_V)):
+        if bound_V[v] > least:
+            tokens_S[count] = v
+            count += 1
+    return tokens_S[:count]
