@@ -39,9 +39,9 @@ OWN_TEXT = [
 BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, inner=None)]
 
 
-def inference_body(**options):
+def inference_body(state_layers=1, **options):
     torch.manual_seed(3)
-    module = AttentionBody(SHAPE, FRAMES, **options)
+    module = AttentionBody(replace(SHAPE, state_layers=state_layers), FRAMES, **options)
     with torch.no_grad():
         for value in module.parameters():
             value += 0.2 * torch.randn_like(value)
@@ -54,8 +54,9 @@ def steps(module):
     generator, memory = torch.Generator().manual_seed(5), KVCache(module.layers, capacity=TEXT)
     frames = []
     for count in (9, 1, 3, 2):
-        states_BKD, root_BAD = torch.randn(2, 1, count, SHAPE.width, generator=generator)
-        frames.append(module.step(states_BKD, root_BAD[:, -1:], memory))
+        states_BKE = torch.randn(1, count, module.shape.state_layers * SHAPE.width, generator=generator)
+        root_BAD = torch.randn(1, 1, SHAPE.width, generator=generator)
+        frames.append(module.step(states_BKE, root_BAD, memory))
     return torch.stack(frames)
 
 
@@ -71,10 +72,13 @@ def without_numba(monkeypatch):
     return call
 
 
-@pytest.mark.parametrize(("root_input", "causal", "blocks"), [*product((True, False), (True, False), (1, 3))])
+@pytest.mark.parametrize(
+    ("root_input", "causal", "blocks", "own_text"), [*product((True, False), (True, False), (1, 3), (True, False))]
+)
 @torch.inference_mode()
-def test_machine_code_does_what_tensors_do(without_numba, root_input, causal, blocks):
-    module = inference_body(root_input=root_input, causal=causal, blocks=blocks)
+def test_machine_code_does_what_tensors_do(without_numba, root_input, causal, blocks, own_text):
+    layers = LAYERS if own_text else 1
+    module = inference_body(layers, root_input=root_input, causal=causal, blocks=blocks, own_text=own_text)
     slow = without_numba(steps, module)
     assert module.arrays is None
     torch.testing.assert_close(steps(module), slow, rtol=0, atol=1e-5)
