@@ -162,25 +162,20 @@ def class_logits(states_TD, lm_head_VD, blank_D, blank_bias):
     """Return logits_TC of tokens and blank."""
     frames, vocabulary = len(states_TD), len(lm_head_VD)
     logits_TC = np.empty((frames, vocabulary + 1), np.float32)
-    for token in range(vocabulary):
-        dot_products(states_TD, lm_head_VD[token], logits_TC[:, token])
-    dot_products(states_TD, blank_D, logits_TC[:, vocabulary])
+    for token in range(vocabulary + 1):
+        row_D = lm_head_VD[token] if token < vocabulary else blank_D
+        threes = frames - frames % 3
+        for frame in range(0, threes, 3):  # three at once: the row is then read a third as often
+            first, second, third = np.float32(0), np.float32(0), np.float32(0)
+            for d in range(len(row_D)):
+                first += states_TD[frame, d] * row_D[d]
+                second += states_TD[frame + 1, d] * row_D[d]
+                third += states_TD[frame + 2, d] * row_D[d]
+            logits_TC[frame, token], logits_TC[frame + 1, token], logits_TC[frame + 2, token] = first, second, third
+        for frame in range(threes, frames):
+            last = np.float32(0)
+            for d in range(len(row_D)):
+                last += states_TD[frame, d] * row_D[d]
+            logits_TC[frame, token] = last
     logits_TC[:, vocabulary] += blank_bias
     return logits_TC
-
-
-@compiled
-def dot_products(states_TD, row_D, products_T):
-    """Write the product of every state with one row, two states at a time."""
-    frames = len(states_TD)
-    for frame in range(0, frames - 1, 2):
-        first, second = np.float32(0), np.float32(0)
-        for d in range(len(row_D)):
-            first += states_TD[frame, d] * row_D[d]
-            second += states_TD[frame + 1, d] * row_D[d]
-        products_T[frame], products_T[frame + 1] = first, second
-    if frames % 2:
-        last = np.float32(0)
-        for d in range(len(row_D)):
-            last += states_TD[frames - 1, d] * row_D[d]
-        products_T[frames - 1] = last
