@@ -12,7 +12,7 @@ import ctcdraft
 
 ROOT = Path(ctcdraft.__file__).parent
 LAYERS = (  # lowest first; folders of one layer do not import each other
-    ("errors", "io", "batch", "distributed", "progress", "hardware", "renamed"),
+    ("errors", "io", "batch", "distributed", "progress", "hardware", "renamed", "machine_code"),
     ("decoding", "ctc", "nn"),
     ("models",),
     ("drafters",),

@@ -9,8 +9,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from itertools import accumulate
 from math import exp
 from operator import mul
@@ -20,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from ctcdraft.ctc.prefix_search import check_blank
+from ctcdraft.machine_code import load_kernels
 
 # The ranking's precision: masses that agree in 29 significant bits count as equal, as in `prefix_search.py`.
 VELTKAMP_FACTOR = 2.0**24 + 1
@@ -64,13 +63,9 @@ def compiled_search(
     return tokens, parents, masses
 
 
-@cache
 def search_kernels() -> Any:
     """Return the module of compiled loops, imported by the first search; None without numba."""
-    try:
-        return import_module("ctcdraft.ctc.search_kernels")
-    except ImportError:
-        return None
+    return load_kernels("ctcdraft.ctc.search_kernels")
 
 
 def best_first_search(

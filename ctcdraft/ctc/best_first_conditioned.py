@@ -8,8 +8,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from itertools import accumulate
 from operator import attrgetter, mul
 from typing import Any
@@ -21,6 +19,7 @@ from torch import Tensor
 from ctcdraft.ctc.best_first import TIE_TOLERANCE, FrameMasses, PrefixLists, round_mantissa
 from ctcdraft.ctc.conditioned_search import PrefixStates, select_candidates
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
+from ctcdraft.machine_code import load_kernels
 
 # Prefixes expanded together: with fewer, the fixed cost of an expansion is paid more often. Time relative to a search
 # by levels (150 drafts of a head on the embedded base, 16 nodes, one thread of an AMD EPYC with other work): 2 take
@@ -80,13 +79,9 @@ def compiled_conditioned_search(
     return tokens, parents, masses
 
 
-@cache
 def conditioned_kernels() -> Any:
     """Return the module of compiled loops, imported by the first search; None without numba."""
-    try:
-        return import_module("ctcdraft.ctc.conditioned_kernels")
-    except ImportError:
-        return None
+    return load_kernels("ctcdraft.ctc.conditioned_kernels")
 
 
 def best_first_conditioned_search(

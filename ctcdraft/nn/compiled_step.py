@@ -6,26 +6,22 @@ twin: a small head's weights are multiplied in less time than its sixty tensor o
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ctcdraft.machine_code import load_kernels
+
 MAX_ROWS = 32  # of one step: with more, torch's products are faster
 MAX_WEIGHTS = 2**20  # of one matrix, for the same reason; several threads of torch are not used by these heads
 MAX_HEAD_WEIGHTS = 2**22  # of the lm_head
 
 
-@cache
 def step_kernels() -> Any:
     """Return the module of compiled loops, imported by the first step; None without numba."""
-    try:
-        return import_module("ctcdraft.nn.step_kernels")
-    except ImportError:
-        return None
+    return load_kernels("ctcdraft.nn.step_kernels")
 
 
 def takes_machine_code(x_XD: Tensor) -> bool:
