@@ -38,7 +38,6 @@ from ctcdraft.io import refuse_unwritable
 from ctcdraft.report import latency, markdown
 from ctcdraft.report.html import files
 
-
 # By decoding.nodes: what chooses the sizes, and the key of `sizing` with those it tries.
 SIZE_CHOOSERS: dict[Any, tuple[Any, str]] = {
     "auto": (choose_fixed, "nodes"),

@@ -72,7 +72,8 @@ REQUESTS: list[tuple[str, dict[str, str]]] = [
         "x": "Marie Curie|Isaac Newton|Cleopatra|Florence Nightingale|Alan Turing|Galileo",
     }),
     ("What caused {x}, and what came of it?", {
-        "x": "the industrial revolution|the fall of Rome|the invention of printing|the gold rush|the great fire of London",
+        "x": "the industrial revolution|the fall of Rome|the invention of printing|the gold rush|"
+        "the great fire of London",
     }),
     ("How does {x} work? Go through it step by step.", {
         "x": "a refrigerator|photosynthesis|a steam engine|an election|a battery|the water cycle|a zipper|a telescope",
