@@ -20,9 +20,9 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import samples_drafts, uses_hidden_states
 from ctcdraft.drafters.tree_policy import AdaptivePolicy, TreeNodes
 
-RECENT_DECAY = 0.95  # of the sums behind `recent`, at every draft: about the latest twenty count
+RECENT_DECAY = 0.98  # of the sums behind `recent`, at every draft: about the latest fifty count
 SKIPPED_DECAY = 0.99  # of the same sums where nothing is drafted, so that drafting is tried again
-RECENT_PRIOR = 4.0  # tokens, accepted as expected, that are assumed beside the known ones
+RECENT_PRIOR = 2.0  # tokens, accepted as expected, beside the known ones: more would hide that nothing is accepted
 RATE_DECAY = 0.97
 PRIOR_TIME = 5.0  # the predicted rate counts like so much time at the beginning of a text
 

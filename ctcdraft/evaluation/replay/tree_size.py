@@ -160,7 +160,7 @@ def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:
 
 @torch.inference_mode()
 def refuse_unnested_trees(setup: EvaluationSetup, name: str, prompt_L: Tensor, sizes: Sequence[int]) -> None:
-    """Raise InputError if a smaller tree after this text, such as a cascade's, is not the largest one's first nodes."""
+    """Raise InputError if a smaller tree here, such as a merged one, is not the first nodes of the largest."""
     base, settings = setup.base, setup.settings
     noise = GumbelNoise(setup.seed) if settings.temperature > 0 else None
     context = prefill(base, base.new_cache(len(prompt_L) + 1), prompt_L, settings, noise)
