@@ -127,7 +127,7 @@ def lossless(options: argparse.Namespace, out: Path) -> None:
     contestants = [str(out / name) for name in options.drafters]
     contestants += [
         "prompt_lookup", model, f"{{staged:{{parts:{{model:{model}}}}}}}",
-        f"{{cascade:{{parts:{{first:{out / 'ctc'},second:prompt_lookup}}}}}}",
+        f"{{merged:{{parts:{{first:{out / 'ctc'}}}}}}}",
     ]  # fmt: skip
     overrides = [*asked(options, contestants), *LOSSLESS, "threads=1"]
     mt_bench = ("benchmark=mt_bench", f"benchmark.path={options.mt_bench_path}", f"benchmark.limit={options.mt}")

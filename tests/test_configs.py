@@ -157,7 +157,7 @@ def test_the_cases_cover_every_drafter():
     """Every drafter that computes frames with every tree of frames; the others once."""
     with_frames = {name for name, tree in CASES if tree is not None}
     assert {"ctc", "ctc_gru", "transducer", "medusa", "blockwise"} <= with_frames
-    assert {"hydra", "eagle", "draft_model", "autoregressive", "cascade"}.isdisjoint(with_frames)
+    assert {"hydra", "eagle", "draft_model", "autoregressive", "merged"}.isdisjoint(with_frames)
     assert {name for name, _ in CASES} == set(options("drafter"))
 
 

@@ -105,20 +105,20 @@ def test_a_drafter_from_outside_trains_is_evaluated_and_is_lossless(outsiders, m
     assert lines[-1]["tau"] >= 1
     rows = evaluated(
         monkeypatch, outsiders, "echo", "parrot.yaml", "{parrot.yaml:{times:1}}",
-        "{cascade:{parts:{first:echo,second:parrot.yaml},later:2}}",
+        "{merged:{parts:{first:echo,second:parrot.yaml}}}",
     )  # fmt: skip
-    assert list(rows) == ["autoregressive", "echo", "parrot", "parrot:times=1", "cascade"]
-    assert rows["echo"]["draft_parameters"] == rows["cascade"]["draft_parameters"] > 0
+    assert list(rows) == ["autoregressive", "echo", "parrot", "parrot:times=1", "merged"]
+    assert rows["echo"]["draft_parameters"] == rows["merged"]["draft_parameters"] > 0
     drawn = evaluated(monkeypatch, outsiders, "echo", "parrot.yaml", more=["decoding=sampling"])
     assert [row["temperature"] for row in drawn.values()] == [1.0, 1.0, 1.0]
 
 
-def test_an_untrained_draft_model_alone_staged_and_in_a_cascade(outsiders, monkeypatch):
+def test_an_untrained_draft_model_alone_staged_and_merged(outsiders, monkeypatch):
     monkeypatch.chdir(outsiders)
     rows = evaluated(
         monkeypatch, outsiders, "{draft_model:{path:small}}", "{draft_model:{path:twin,tree:chain,frames:5}}",
         "{staged:{parts:{model:{draft_model:{path:twin}}}}}",
-        "{cascade:{parts:{first:prompt_lookup,second:{draft_model:{path:small}}}}}",
+        "{merged:{parts:{first:{draft_model:{path:small}}}}}",
         "{transformers_assisted:{assistant:twin}}", "transformers_prompt_lookup",
     )  # fmt: skip
     twin = rows["draft_model:path=twin,tree=chain,frames=5"]
@@ -160,7 +160,7 @@ def test_the_identity_covers_the_weights_of_a_draft_model_and_the_code_of_a_cust
         arguments = (
             {"draft_model": {"path": "twin"}},
             "parrot.yaml",
-            {"cascade": {"parts": {"second": "parrot.yaml"}}},
+            {"merged": {"parts": {"first": "parrot.yaml"}}},
         )
         return [build_contestant(resolve(item, trust=TRUST), base).identity for item in arguments]
 
@@ -182,7 +182,7 @@ def test_the_identity_covers_the_weights_of_a_draft_model_and_the_code_of_a_cust
         ("draft_model", r"drafter\.path= is missing"),
         ({"draft_model": {"paht": "x"}}, "drafter draft_model has no value paht"),
         ({"draft_model": {"path": "small", "tree": "bset"}}, "tree: bset is none of chain, collapse, dynamic"),
-        ("cascade", r"drafter cascade needs its part second: contestants=\[\{cascade"),
+        ("merged", r"drafter merged needs its part first: contestants=\[\{merged"),
         ({"echo": {"frames": 3}}, "echo is a trained head and has its own values"),
         ("missing", "neither a run directory .* nor one of the drafters autoregressive"),
         ("echo@nothing", "@nothing is not an option of drafter/tree"),

@@ -16,9 +16,10 @@ from training_parts import DECODING, block_heads, ctc_head
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.cascade import Cascade, Staged
 from ctcdraft.drafters.draft_model import DraftModel
+from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.staged import Staged
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.models.loading import load_base
 
@@ -64,7 +65,7 @@ def test_lossless_to_the_last_position(base, temperature, tmp_path):
     drafters += [
         own_draft_model,
         Staged(base, own_draft_model, PromptLookup(base, 3, 10), 8),
-        Cascade(base, drafters[3], own_draft_model, 6),
+        Merged(base, drafters[3], own_draft_model),
     ]
     for drafter in drafters + block_heads(base):
         assert generate(base, drafter, prompt, settings, frozenset(), 1).tokens == expected, type(drafter).__name__

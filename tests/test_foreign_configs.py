@@ -59,7 +59,7 @@ def changed(run: Path, *keys_and_values) -> str:
 @pytest.mark.parametrize("node", ["drafter.frames", "drafter.body", "drafter.tree", "base.name", "base", "objective"])
 def test_no_code_runs_from_a_run_that_is_evaluated(folder, monkeypatch, capsys, node):
     run = changed(folder / "run", (node, command(folder / "marker")))
-    for arguments in ([f"checkpoint={run}"], [f"contestants=[{{cascade:{{parts:{{second:{run}}}}}}}]"]):
+    for arguments in ([f"checkpoint={run}"], [f"contestants=[{{merged:{{parts:{{first:{run}}}}}}}]"]):
         message = expect_error(monkeypatch, capsys, "evaluate.py", *arguments, f"out={folder}/out", *SHORT)
         assert f"{run}/config.yaml wants to call ctcdraft.training.search.run_trial ({node}" in message
         assert not list(folder.glob("marker*"))
@@ -90,10 +90,10 @@ def test_no_code_runs_from_a_yaml_among_the_contestants(folder, monkeypatch, cap
     }
     files = {"plain.yaml": {**drafter, "span": 10}, "options.yaml": {"defaults": ["plain"]}}
     files["composite.yaml"] = {
-        **OmegaConf.load(CONFIGS / "drafter" / "cascade.yaml"),
-        "parts": {"first": "prompt_lookup"},
+        **OmegaConf.load(CONFIGS / "drafter" / "merged.yaml"),
+        "parts": {"second": "prompt_lookup"},
     }
-    files["composite.yaml"]["parts"]["second"] = str(folder / "plain.yaml")
+    files["composite.yaml"]["parts"]["first"] = str(folder / "plain.yaml")
     for name, values in files.items():
         OmegaConf.save(OmegaConf.create(values), folder / name)
     for name in files:

@@ -139,8 +139,8 @@ from tiny_models import random_lm, tiny_tokenizer
         ),
         (
             "evaluate.py",
-            ["base=tiny", "contestants=[{cascade:{parts:{second:prompt_lookup,third:prompt_lookup}}}]"],
-            "drafter cascade has no part third; it has first, second",
+            ["base=tiny", "contestants=[{merged:{parts:{first:prompt_lookup,third:prompt_lookup}}}]"],
+            "drafter merged has no part third; it has first, second",
         ),
         ("train.py", train_args("run=x", "corpus.limit=5"), "24 prompts (now 5)"),
         ("train.py", train_args("run=x", "answers.temperature=1.0"), "answers.temperature=0.0 (now 1.0)"),

@@ -2,6 +2,8 @@
 probabilities."""
 
 import heapq
+import itertools
+import math
 
 
 def slow_best_first(distribution, depth, count, stops=()):
@@ -41,3 +43,21 @@ def texts(tree):
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
         texts_so_far.append((*texts_so_far[parent], token))
     return texts_so_far[1:]
+
+
+def slow_best_size(tree, probs, sizes, times, rate):
+    """Try every subtree of every size; the greatest 1 + sum of probs - rate * time, and the size of it."""
+    parents, best = tree.parents_N.tolist(), (-math.inf, None)
+    for size, time in zip(sizes, times, strict=True):
+        for kept in itertools.combinations(range(1, len(parents)), min(size, len(parents)) - 1):
+            if all(parents[node] in (0, *kept) for node in kept):
+                worth = 1 + sum(probs[node] for node in kept) - rate * time
+                best = max(best, (worth, -size))  # of equals the smaller
+    return best[0], -best[1]
+
+
+def slow_merge(first, second, count):
+    """Merge trees as {text: probability}; the `count` best."""
+    seen = [dict(zip(texts(tree), tree.path_probs_N.tolist()[1:], strict=True)) for tree in (first, second)]
+    merged = {text: 1 - (1 - seen[0].get(text, 0)) * (1 - seen[1].get(text, 0)) for text in seen[0] | seen[1]}
+    return {text: merged[text] for text in sorted(merged, key=lambda text: -merged[text])[:count]}

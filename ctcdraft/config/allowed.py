@@ -44,8 +44,8 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
         *CORRECTIONS,
         *_targets(
             "drafters",
-            "autoregressive.Autoregressive cascade.Cascade cascade.Staged controls.Oracle controls.RandomDrafter "
-            "draft_model.DraftModel eagle.Eagle hydra.Hydra parallel.ParallelDrafter prompt_lookup.PromptLookup",
+            "autoregressive.Autoregressive controls.Oracle controls.RandomDrafter draft_model.DraftModel eagle.Eagle "
+            "hydra.Hydra merged.Merged parallel.ParallelDrafter prompt_lookup.PromptLookup staged.Staged",
         ),
         *_targets(
             "drafters.trees",

@@ -1,4 +1,4 @@
-"""Adaptive tree sizes: every draft keeps the nodes that are worth their time, or is skipped (decoding.nodes=adaptive).
+"""Adaptive tree sizes (decoding.nodes=adaptive): a draft keeps as many nodes as are worth their time, or is skipped.
 
 Deterministic trees may be cut after drafting: the verifier accepts the base's own tokens, whatever was drafted. Sampled
 draft tokens may not, since a token that is dropped because of what was sampled would bias the output. Their size is
@@ -20,12 +20,11 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import samples_drafts, uses_hidden_states
 from ctcdraft.drafters.tree_policy import AdaptivePolicy, TreeNodes
 
-RECENT_DECAY = 0.95  # of the sums behind `recent`, at every draft: about the latest twenty count
+RECENT_DECAY = 0.98  # of the sums behind `recent`, at every draft: about the latest fifty count
 SKIPPED_DECAY = 0.99  # of the same sums where nothing is drafted, so that drafting is tried again
-RECENT_PRIOR = 4.0  # tokens, accepted as expected, that are assumed beside the known ones
+RECENT_PRIOR = 2.0  # tokens, accepted as expected, beside the known ones: more would hide that nothing is accepted
 RATE_DECAY = 0.97
 PRIOR_TIME = 5.0  # the predicted rate counts like so much time at the beginning of a text
-CAUTION = 0.5  # a search may stop below this share of the least probability that pays: calibration raises some
 
 
 @dataclass(frozen=True)
@@ -72,21 +71,27 @@ class AdaptiveDrafter:
         policy, now = self.policy, self.observe(context, memory)
         limit = policy.limit(now.recent, now.rate)
         nodes = min(policy.costs.nodes[limit], context.nodes)
-        if nodes == 1:
-            # Cloned: with static shapes the next forward pass overwrites the hidden states.
-            now = replace(now, limit=0, size=0, pending=(*now.pending, context.new_states_KD.clone()))
-            return TokenTree.only_root(context.root), now
+        if nodes == 1 or context.depth < 1:
+            if self.uses_hidden_states:
+                # Cloned: with static shapes the next forward pass overwrites the hidden states.
+                now = replace(now, pending=(*now.pending, context.new_states_KD.clone()))
+            return TokenTree.only_root(context.root), replace(now, limit=0, size=0)
         states_KD = torch.cat([*now.pending, context.new_states_KD]) if now.pending else context.new_states_KD
-        least = 0.0 if self.samples_drafts else CAUTION * policy.costs.least_useful_prob(now.rate)
+        least = 0.0 if self.samples_drafts else policy.least_path_prob(now.recent, now.rate, context.depth)
         request = replace(context, new_states_KD=states_KD, nodes=nodes, min_path_prob=least)
         tree, inner = self.drafter.draft(request, now.inner, rng)
         size, expected = limit, policy.limit_tokens[limit] - 1
-        if not self.samples_drafts and tree.tokens_N.is_cpu:
+        if self.cuts_trees(self.drafter, tree.tokens_N.device):
             drafted = TreeNodes.of(tree, policy.model, now.recent)
             size = min(policy.size(drafted, now.rate), limit)
             kept = policy.costs.nodes[size] - 1
             tree, expected = keep_nodes(tree, drafted.index_N[:kept]), float(drafted.usual_probs_N[:kept].sum())
         return tree, replace(now, inner=inner, pending=(), limit=limit, size=size, expected=expected)
+
+    @staticmethod
+    def cuts_trees(drafter: Drafter, device: torch.device) -> bool:
+        """Return whether drafted trees are cut; otherwise the size is decided before the draft alone."""
+        return not samples_drafts(drafter) and device.type == "cpu"
 
     def observe(self, context: Context, memory: AdaptiveMemory | None) -> AdaptiveMemory:
         """Return the memory with the outcome of the last step."""

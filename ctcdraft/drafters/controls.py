@@ -57,7 +57,13 @@ class RandomDrafter:
         return TokenTree.from_paths(context.root, paths_PK[:, : max(depth, 1)], lengths_P, limit=context.nodes), None
 
 
+def find_oracle(drafter: Any) -> Oracle | None:
+    """Return the drafter, or the one that it wraps (adaptive tree sizes), if that is an oracle."""
+    inner = getattr(drafter, "drafter", drafter)
+    return inner if isinstance(inner, Oracle) else None
+
+
 def give_oracle_text(drafter: Any, text_L: Tensor) -> None:
     """Give a prompt with its response to a drafter that is an oracle; other drafters do not see it."""
-    if isinstance(drafter, Oracle):
-        drafter.set_text(text_L)
+    if oracle := find_oracle(drafter):
+        oracle.set_text(text_L)

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import exp
+from math import exp, inf, log
 from typing import Any, Self
 
 import numpy as np
@@ -36,9 +35,10 @@ class StepCosts:
         return cls(**{key: tuple(value) for key, value in values.items()})  # type: ignore[arg-type]
 
     def least_useful_prob(self, rate: float) -> float:
-        """Return the least acceptance probability with which a node can be worth its time."""
-        sizes = list(zip(self.nodes, self.rest, strict=True))
-        return rate * min(max(0.0, b - a) / (n - m) for (m, a), (n, b) in pairwise(sizes))
+        """Return the mean acceptance probability below which the nodes of no tree are worth their time."""
+        # Not the least slope between two sizes: that is 0 wherever noise made two measured times equal.
+        sizes = zip(self.nodes[1:], self.rest[1:], strict=True)
+        return rate * min((max(0.0, time - self.rest[0]) / (nodes - 1) for nodes, time in sizes), default=1.0)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,18 @@ class AcceptanceModel:
                 probs_N[node] = probs_N[parent - 1]
         return probs_N
 
+    def least_path_prob(self, prob: float, recent: float, depth: int) -> float:
+        """Return the path probability below which no node up to this depth is accepted with probability `prob`."""
+        one, logit, log_depth, product, recently = self.weights
+        if not 0 < prob < 1:
+            return min(max(prob, 0.0), 1.0)
+        bounds = []
+        for x in (0.0, log(max(depth, 1))):  # the bound is monotone in log d: its least value is at an end
+            if (slope := logit + product * x) <= 0:
+                return 0.0  # less probable nodes would be accepted more often: nothing may be left out
+            bounds.append((log(prob / (1 - prob)) - one - log_depth * x - recently * recent) / slope)
+        return 1 / (1 + exp(min(-min(bounds), 700.0)))
+
     @classmethod
     def fit(cls, inputs_RX: np.ndarray, accepted_R: np.ndarray, rounds: int = 30) -> Self:
         """Return the regression of accepted_R (0 or 1) by Newton's method, with a weak pull towards the draft's own q.
@@ -75,12 +87,24 @@ class AcceptanceModel:
         The pull decides where the data cannot: a drafter without probabilities, or one that never varies.
         """
         prior_X = np.asarray(cls().weights)
-        weights_X = prior_X.copy()
+
+        def loss(weights_X: np.ndarray) -> float:
+            logits_R = inputs_RX @ weights_X
+            pull = 0.5 * np.square(weights_X - prior_X).sum()
+            return float((np.logaddexp(0, logits_R) - accepted_R * logits_R).sum() + pull)
+
+        weights_X, least = prior_X, loss(prior_X)
         for _ in range(rounds):
-            probs_R = 1 / (1 + np.exp(-np.clip(inputs_RX @ weights_X, -30, 30)))
+            probs_R = 1 / (1 + np.exp(-np.clip(inputs_RX @ weights_X, -500, 500)))
             gradient_X = inputs_RX.T @ (probs_R - accepted_R) + (weights_X - prior_X)
             curvature_XX = (inputs_RX * (probs_R * (1 - probs_R))[:, None]).T @ inputs_RX + np.eye(len(prior_X))
-            weights_X = weights_X - np.linalg.solve(curvature_XX, gradient_X)
+            step_X, size, best = np.linalg.solve(curvature_XX, gradient_X), 1.0, inf
+            # Far from the minimum a whole step may go too far.
+            while size > 1e-3 and (best := loss(weights_X - size * step_X)) > least:
+                size /= 2
+            if best >= least:
+                break
+            weights_X, least = weights_X - size * step_X, best
         return cls(tuple(float(weight) for weight in weights_X))
 
 
@@ -131,6 +155,8 @@ class AdaptivePolicy:
     @classmethod
     def of(cls, costs: StepCosts, model: AcceptanceModel, trees: Sequence[TreeNodes]) -> Self:
         """Return the policy for a drafter with these calibration trees of the largest size."""
+        if not trees:  # the calibration texts end at once: nothing speaks for drafting
+            return cls.uncut(costs, (1.0,) * len(costs.nodes), model)
         expected = np.stack([tree.expected_tokens(costs.nodes) for tree in trees])  # steps x sizes
         rest, draft, rate = np.asarray(costs.rest), np.asarray(costs.draft), 1.0
         tokens, times = [1.0], [rest[0]]
@@ -139,14 +165,14 @@ class AdaptivePolicy:
             tokens = [float(expected[np.arange(len(trees)), chosen].mean()) for chosen in best]
             times = [float(rest[chosen].mean()) for chosen in best]
             rate = max(t / (r + c) for t, r, c in zip(tokens, times, draft, strict=True))
-        return cls(costs, model, tuple(tokens), tuple(times), rate)
+        return cls(costs, model, tuple(tokens), tuple(times), float(rate))
 
     @classmethod
-    def uncut(cls, costs: StepCosts, taus: Sequence[float]) -> Self:
+    def uncut(cls, costs: StepCosts, taus: Sequence[float], model: AcceptanceModel) -> Self:
         """Return the policy for a drafter whose trees are not cut, with these tokens per step of every size."""
         times = [draft + rest for draft, rest in zip(costs.draft, costs.rest, strict=True)]
         rate = max(tau / time for tau, time in zip(taus, times, strict=True))
-        return cls(costs, AcceptanceModel(), tuple(taus), costs.rest, rate)
+        return cls(costs, model, tuple(map(float, taus)), costs.rest, float(rate))
 
     def limit(self, recent: float, rate: float) -> int:
         """Return the index of the size to draft, 0 for none, from what is known before the draft."""
@@ -154,6 +180,10 @@ class AdaptivePolicy:
         steps = zip(self.limit_tokens, self.limit_time, self.costs.draft, strict=True)
         worth = [1 + (tokens - 1) * gain - rate * (rest + draft) for tokens, rest, draft in steps]
         return max(range(len(worth)), key=worth.__getitem__)
+
+    def least_path_prob(self, recent: float, rate: float, depth: int) -> float:
+        """Return the path probability under the draft below which no node up to this depth is worth its time."""
+        return self.model.least_path_prob(self.costs.least_useful_prob(rate), recent, depth)
 
     def size(self, nodes: TreeNodes, rate: float) -> int:
         """Return the index of the size to keep of a drafted tree."""

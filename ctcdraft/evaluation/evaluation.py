@@ -52,6 +52,12 @@ class Evaluation:
         """Return the questions of this shard by their index in the benchmark."""
         return dict(list(enumerate(self.benchmark.prompts))[self.shard.number - 1 :: self.shard.of])
 
+    @property
+    def predicted(self) -> dict[str, float]:
+        """Return the expected speed-up of the policies of adaptive tree sizes, by contestant."""
+        chosen = self.sizes["sizes"] if self.sizes else {}
+        return {name: choice["policy"]["rate"] for name, choice in chosen.items() if "policy" in choice}
+
     def with_tree_sizes(self, sizes: Mapping[str, Any]) -> Evaluation:
         """Return this evaluation with the tree sizes, or the policies of adaptive ones, that were chosen for it."""
         nodes = {name: choice["chosen"] for name, choice in sizes["sizes"].items()}
@@ -66,7 +72,10 @@ class Evaluation:
         settings, prompts, base = self.setup.settings, self.prompts, self.setup.base
         turns = sum(len(prompt.turns) for prompt in prompts.values())
         max_tokens = turns * settings.max_new_tokens
-        nodes = ", ".join(f"{name} {count}" for name, count in self.setup.nodes.items()) or settings.nodes
+        nodes = ", ".join(f"{name} {count}" for name, count in self.setup.nodes.items()) or str(settings.nodes)
+        if self.predicted:
+            speedups = ", ".join(f"{name} {rate:.2f}" for name, rate in self.predicted.items())
+            nodes = f"an adaptive number of (expected speed-up: {speedups})"
         return (
             f"contestants: {', '.join(self.contestants)}\n"
             f"{self.benchmark.name}: {len(prompts):,} questions, {turns:,} turns; base {base.name}, {base.dtype} on "
@@ -84,6 +93,7 @@ class Evaluation:
                 **{key: value for key, value in vars(settings).items() if key != "verify"},
                 "verify": qualified_name(settings.verify),
                 **({"nodes": dict(setup.nodes)} if setup.nodes else {}),
+                **({"predicted": self.predicted} if self.predicted else {}),  # differs where policies do
             },
             "contestants": {name: contestant.identity for name, contestant in self.contestants.items()},
             "base": setup.base.fingerprint(),
@@ -130,7 +140,10 @@ class Evaluation:
         return {
             "rows": rows,
             "environment": circumstances,
-            "differences": [{"nodes": setup.settings.nodes, **difference} for difference in differences],
+            "differences": [
+                {"nodes": setup.settings.nodes, "adaptive": bool(self.predicted), **difference}
+                for difference in differences
+            ],
         }
 
     def profile_questions(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Profile:
@@ -178,6 +191,7 @@ class Evaluation:
             "decoding": self.decoding,
             "temperature": setup.settings.temperature,
             "nodes": setup.settings_of(name).nodes,
+            "adaptive": name in self.predicted,
             "draft_parameters": contestant.parameters,
             "hardware": hardware_name(setup.base.device),
             "dtype": str(setup.base.dtype).removeprefix("torch."),

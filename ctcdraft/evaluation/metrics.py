@@ -29,6 +29,7 @@ DEFINITIONS = {  # printed below the tables of a report
     "alpha": "conditional acceptance rate at depth k, from 1: passes that accepted depth k / passes that accepted "
     "depth k-1 and had a node below it",
     "acceptance_rate": "accepted depth / drafted depth",
+    "nodes": "limit of a tree's nodes, the root counted; with decoding.nodes=adaptive the mean number read per pass",
     "speedup": "tokens/s over autoregression's, prefill included; same prompts, interleaved; a ratio of totals",
     "speedup_decode": "speedup without prefill and first token",
     "speedup_paper": "the paper's gamma: mean per-question tokens/s over autoregression's",
@@ -65,6 +66,7 @@ def report_row(
         "seed": seed,
         "prompts": len(records),
         **counted,
+        "mean_nodes": mean_nodes(ours),
         "alpha": alpha(ours),
         "acceptance_rate": acceptance_rate(ours),
         **speedups(ours, theirs),
@@ -204,6 +206,12 @@ def all_decode_steps(questions: Questions) -> list[DecodeStep]:
 
 def alpha(questions: Questions) -> list[float | None]:
     return conditional_acceptance_rates(all_decode_steps(questions))
+
+
+def mean_nodes(questions: Questions) -> float | None:
+    """Return nodes read / forward passes, the roots counted."""
+    steps = all_decode_steps(questions)
+    return ratio(sum(step.nodes for step in steps), len(steps))
 
 
 def acceptance_rate(questions: Questions) -> float | None:

@@ -20,7 +20,7 @@ from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import cache_rows_needed
 from ctcdraft.decoding.static_shapes import padded_sizes_up_to
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.controls import Oracle, give_oracle_text
+from ctcdraft.drafters.controls import find_oracle, give_oracle_text
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate, generate_answer
 from ctcdraft.evaluation.distribution_test import PITHistogram, draft_distributions, pit_histogram
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
@@ -164,7 +164,7 @@ def turn_seed(seed: int, index: int, turn: int) -> int:
 
 def prepare_oracle(setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int) -> None:
     """Give the oracle drafter autoregression's answer; untimed."""
-    if isinstance(setup.contestants[name], Oracle):
+    if find_oracle(setup.contestants[name]) is not None:
         answer = setup.answer(AUTOREGRESSIVE, prompt_L, seed).tokens
         give_oracle_text(setup.contestants[name], torch.cat([prompt_L, prompt_L.new_tensor(answer)]))
 

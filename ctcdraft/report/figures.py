@@ -34,6 +34,7 @@ def evaluation_figures(rows: Sequence[Row], sizes: Mapping[str, Any] | None) -> 
         "time": breakdown_figure(rows, BREAKDOWN_TITLE) if timed_rows(rows) else None,
         "tau_and_draft_time": tau_by_draft_time(rows),
         "reading_by_nodes": read_cost_by_nodes(rows, sizes or {}),
+        "reliability": reliability_figure(rows, sizes or {}),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -118,7 +119,8 @@ def read_cost_by_nodes(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure 
     """Draw v of every drafter at its own tree size; if tree sizes were searched, a line of c + v + o by size."""
     # The baseline reads one token per step, whatever decoding.nodes is.
     points = [
-        (1 if row["drafter"] == AUTOREGRESSIVE else row["nodes"], row["v"], row["drafter"]) for row in timed_rows(rows)
+        (1 if row["drafter"] == AUTOREGRESSIVE else nodes_read(row), row["v"], row["drafter"])
+        for row in timed_rows(rows)
     ]
     searched = {name: [(size["nodes"], size["cost"]) for size in choice["sizes"]] for name, choice in sizes.items()}
     curves = {name: curve for name, curve in searched.items() if curve}
@@ -139,6 +141,27 @@ def read_cost_by_nodes(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure 
     labels = {name: f"{name} v({n}) = {v:.2f}" for n, v, name in points}
     named = dict.fromkeys([*labels, *curves])
     return axes.figure(title, shapes, {labels.get(name, name): colours[name] for name in named})
+
+
+def nodes_read(row: Row) -> float:
+    return round(row["mean_nodes"], 1) if row.get("adaptive") and row["mean_nodes"] else row["nodes"]
+
+
+def reliability_figure(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure | None:
+    """Draw the accepted share of nodes against their calibrated probability; on the diagonal both are equal."""
+    curves = {name: choice["reliability"] for name, choice in sizes.items() if choice.get("reliability")}
+    if not curves:
+        return None
+    title, axes = "Reliability of acceptance probabilities", Axes(1.0, 1.0)
+    shapes = axes.frame(title, "calibrated probability of a node", "share of nodes accepted", numeric_ticks(1.0))
+    shapes.append(line([axes.at(0, 0), axes.at(1, 1)], faint=True))
+    colours = {name: drafter_colours(rows)[name] for name in curves}
+    for name, bins in curves.items():
+        shapes.append(line([axes.at(part["probability"], part["accepted"]) for part in bins], colours[name]))
+        for part in bins:
+            hint = f"{name}: {part['probability']:.3f}, accepted {part['accepted']:.3f} of {part['nodes']:,} nodes"
+            shapes.append(dot(*axes.at(part["probability"], part["accepted"]), colours[name], hint))
+    return axes.figure(title, shapes, colours)
 
 
 def latency_read_cost(measured: Sequence[Row]) -> Figure:

@@ -23,6 +23,16 @@ TREE_SIZE_NOTE = (
     "drafts the largest tree after every token, the cost of a step is measured, and the chosen size maximises tau / "
     "cost."
 )
+ADAPTIVE_NOTE = (
+    "Every draft keeps as many nodes as are worth their time, or is skipped. Acceptance probabilities are calibrated, "
+    "and steps timed, before the first question, on prompts of no benchmark. The first tables show what trees of fixed "
+    "sizes would reach there, the second how reliable the probabilities are on questions of this benchmark."
+)
+RELIABILITY_COLUMNS: Columns = {
+    "probability": lambda part: tables.format_number(part["probability"], 3),
+    "accepted": lambda part: tables.format_number(part["accepted"], 3),
+    "nodes": lambda part: f"{part['nodes']:,}",
+}
 SIZE_COLUMNS: Columns = {
     "nodes": lambda size: str(size["nodes"]),
     "tau": lambda size: tables.format_number(size["tau"], 3),
@@ -81,9 +91,15 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any], differences: Sequ
             tables.markdown_table(differences, tables.DIFFERENCE_COLUMNS),
         ]
     if sizes := environment["sizes"]:
-        parts += ["## Tree sizes", TREE_SIZE_NOTE]
+        adaptive = any("policy" in choice for choice in sizes.values())
+        parts += ["## Tree sizes", ADAPTIVE_NOTE if adaptive else TREE_SIZE_NOTE]
         for name, choice in sizes.items():
-            parts += [f"{name}: {choice['chosen']} nodes", tables.markdown_table(choice["sizes"], SIZE_COLUMNS)]
+            chosen = f"{choice['chosen']} nodes"
+            if "policy" in choice:
+                chosen = f"adaptive, expected speed-up {choice['policy']['rate']:.3f}"
+            parts += [f"{name}: {chosen}", tables.markdown_table(choice["sizes"], SIZE_COLUMNS)]
+            if bins := choice.get("reliability"):
+                parts += [tables.markdown_table(bins, RELIABILITY_COLUMNS)]
     categories = [
         {"drafter": tables.drafter_label(row), "category": name, "owes": row["lossless"]["owes"], **part}
         for row in rows

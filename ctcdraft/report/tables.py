@@ -43,7 +43,14 @@ def format_difference(value: float | None, bounds: Sequence[float] | None) -> st
 def describe_difference(pair: Row) -> str:
     speed = "" if pair["speedup"] is None else f", speed-up {format_difference(pair['speedup'], pair['speedup_ci'])}"
     tau = format_difference(pair["tau"], pair["tau_ci"])
-    return f"{pair['more']} minus {pair['less']}, {pair['nodes']} nodes: tau {tau}{speed}"
+    return f"{pair['more']} minus {pair['less']}, {nodes_cell(pair)} nodes: tau {tau}{speed}"
+
+
+def nodes_cell(row: Row) -> str:
+    """Return the limit of a tree's nodes; for adaptive sizes `adaptive (12.3)`, the mean number read per step."""
+    if not row.get("adaptive"):
+        return str(row["nodes"])
+    return "adaptive" + (f" ({row['mean_nodes']:.1f})" if row.get("mean_nodes") else "")
 
 
 def drafter_label(row: Row) -> str:
@@ -77,7 +84,7 @@ FULL_COLUMNS: Columns = {  # of report.md and the model card
     "drafter": MAIN_COLUMNS["drafter"],
     "benchmark": lambda row: row["benchmark"],
     "T": lambda row: f"{row['temperature']:g}",
-    "nodes": lambda row: str(row["nodes"]),
+    "nodes": nodes_cell,
     "prompts": lambda row: str(row["prompts"]),
     **{name: cell for name, cell in MAIN_COLUMNS.items() if name not in ("drafter", "decode", "equal")},
     "speedup_decode": MAIN_COLUMNS["decode"],
@@ -95,7 +102,7 @@ REPLAY_COLUMNS: Columns = {
 DIFFERENCE_COLUMNS: Columns = {
     "method": lambda pair: pair["more"],
     "minus": lambda pair: pair["less"],
-    "nodes": lambda pair: str(pair["nodes"]),
+    "nodes": nodes_cell,
     "tau": lambda pair: format_difference(pair["tau"], pair["tau_ci"]),
     "speedup": lambda pair: format_difference(pair["speedup"], pair["speedup_ci"]),
 }

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from chi_square import MIN_P_VALUE, p_value, path_tokens
+from test_adaptive import SCRIPTED
 from tiny_models import random_lm, tiny_tokenizer
 from truths import slow_next_label_distribution, slow_texts
 
@@ -22,6 +23,7 @@ from ctcdraft.decoding.verification import (
     multi_round,
     sampling_order,
 )
+from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
 from ctcdraft.drafters.trees.sampled import SampledLabels, merge_chains
@@ -105,6 +107,14 @@ def test_the_output_follows_the_bases_distribution(base, exact, verify, chains):
 @pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["rejection", "specinfer", "spectr"])
 def test_the_output_follows_the_bases_distribution_with_many_samples(base, exact, verify, chains):
     assert p_value(texts(base, SampledFrames(chains), verify, 10_000), exact) > MIN_P_VALUE
+
+
+@pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["rejection", "specinfer", "spectr"])
+def test_adaptive_sizes_keep_the_bases_distribution(base, exact, verify, chains):
+    """Sizes, and skips, that follow from what was accepted before, but not from what is being drafted."""
+    drafter = AdaptiveDrafter(SampledFrames(chains), SCRIPTED)
+    assert drafter.samples_drafts
+    assert p_value(texts(base, drafter, verify, 400), exact) > MIN_P_VALUE
 
 
 def test_the_chi_square_test_rejects_an_argmax_declared_as_sampled(base, exact):

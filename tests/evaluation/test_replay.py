@@ -15,7 +15,7 @@ from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodeStep
 from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.cascade import Cascade
+from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.ctc import Collapse
 from ctcdraft.drafters.trees.dynamic import DynamicTree
@@ -52,8 +52,8 @@ def drafters(base, folder):
     steps = [
         make_sequential_drafter(kind, base, folder, tree=DynamicTree(width, tokens)) for kind, width, tokens in GROWTHS
     ]
-    cascade = Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)
-    others = [PromptLookup(base, 2, 6), random_drafter(base.vocabulary, 12), cascade]
+    merged = Merged(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2))
+    others = [PromptLookup(base, 2, 6), random_drafter(base.vocabulary, 12), merged]
     return [one.double() for one in (*heads, *steps)] + others
 
 

@@ -13,7 +13,7 @@ from training_parts import block_head, block_heads, ctc_head
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.distributed import Shard
-from ctcdraft.drafters.cascade import Cascade
+from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
@@ -105,7 +105,7 @@ def test_trees_that_are_not_nested_are_refused():
         refuse(drafter)
     refuse(one, temperature=1.0)
     refuse(three)  # at temperature 0 all chains are equal
-    for drafter, temperature in ((three, 1.0), (Cascade(base, ctc_head(base), PromptLookup(base, 2, 6), 2), 0.0)):
+    for drafter, temperature in ((three, 1.0), (Merged(base, ctc_head(base), PromptLookup(base, 2, 6)), 0.0)):
         with pytest.raises(InputError, match="is not part of its tree of 16"):
             refuse(drafter, temperature)
 

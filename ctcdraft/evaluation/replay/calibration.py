@@ -19,7 +19,7 @@ from torch import Tensor
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.adaptive import CAUTION, RECENT_DECAY, recent_ratio
+from ctcdraft.drafters.adaptive import RECENT_DECAY, AdaptiveDrafter, recent_ratio
 from ctcdraft.drafters.base import samples_drafts
 from ctcdraft.drafters.controls import RandomDrafter
 from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes, draft_path_probs
@@ -87,9 +87,10 @@ def recent_acceptance(model: AcceptanceModel, steps: Sequence[ReplayedStep]) -> 
         if step.is_first:
             accepted_sum = expected_sum = 0.0
         recent.append(recent_ratio(accepted_sum, expected_sum))
-        expected = TreeNodes.of(step.tree, model, 0.0).expected_tokens([STEP_NODES])[0] - 1
-        accepted_sum = RECENT_DECAY * accepted_sum + float(step.accepted_N[: STEP_NODES - 1].sum())
-        expected_sum = RECENT_DECAY * expected_sum + float(expected)
+        nodes = TreeNodes.of(step.tree, model, recent[-1])
+        kept = nodes.index_N[: STEP_NODES - 1] - 1
+        accepted_sum = RECENT_DECAY * accepted_sum + float(step.accepted_N[kept].sum())
+        expected_sum = RECENT_DECAY * expected_sum + float(nodes.usual_probs_N[: STEP_NODES - 1].sum())
     return recent
 
 
@@ -143,7 +144,7 @@ def measure_step_costs(
     arms = [(baseline, 1), *((full, nodes) for nodes in sizes[1:])]
     _, rest = measure_arms(setup, arms, texts, sizing)
     rest_of = tuple(isotonic([1.0, *rest[1:]]))
-    least = CAUTION * StepCosts(sizes, (0.0,) * len(sizes), rest_of).least_useful_prob(EXPECTED_RATE)
+    least = StepCosts(sizes, (0.0,) * len(sizes), rest_of).least_useful_prob(EXPECTED_RATE)
     costs = {}
     for name in names:
         drafter: Any = setup.contestants[name]
@@ -179,17 +180,19 @@ def measure_arms(
 def calibrate(
     setup: EvaluationSetup, name: str, costs: StepCosts, answers: Sequence[BaseAnswer], shown: Sequence[BaseAnswer]
 ) -> dict[str, Any]:
-    """Return the policy of a drafter whose trees may be cut, and its reliability on the answers `shown`, as JSON."""
+    """Return the policy of a drafter without sampled draft tokens, and its reliability on answers `shown`, as JSON."""
     drafter, largest = setup.contestants[name], costs.nodes[-1]
     steps = replay_steps(drafter, answers, largest, setup.seed)
     model = fit_acceptance(steps)
     recent = recent_acceptance(model, steps)
     trees = [TreeNodes.of(step.tree, model, one) for step, one in zip(steps, recent, strict=True)]
-    fixed = np.stack([tree.expected_tokens(costs.nodes) for tree in trees]).mean(0)
+    expected = [tree.expected_tokens(costs.nodes) for tree in trees] or [np.ones(len(costs.nodes))]
+    fixed = np.stack(expected).mean(0)
+    policy = AdaptivePolicy.of(costs, model, trees)
+    if not AdaptiveDrafter.cuts_trees(drafter, setup.base.device):
+        policy = AdaptivePolicy.uncut(costs, fixed, model)
     shown_steps = replay_steps(drafter, shown, largest, setup.seed)
-    return describe_policy(AdaptivePolicy.of(costs, model, trees), fixed) | {
-        "reliability": reliability(model, shown_steps)
-    }
+    return describe_policy(policy, fixed) | {"reliability": reliability(model, shown_steps)}
 
 
 def calibrate_sampled(setup: EvaluationSetup, name: str, costs: StepCosts, texts: Sequence[Tensor]) -> dict[str, Any]:
@@ -203,7 +206,7 @@ def calibrate_sampled(setup: EvaluationSetup, name: str, costs: StepCosts, texts
             for step in generate(base, drafter, prompt_L, settings, base.stop_token_ids, setup.seed + number).passes
         ]
         taus.append(sum(step.committed for step in steps) / max(len(steps), 1))
-    return describe_policy(AdaptivePolicy.uncut(costs, taus), taus)
+    return describe_policy(AdaptivePolicy.uncut(costs, taus, AcceptanceModel()), taus) | {"reliability": []}
 
 
 def describe_policy(policy: AdaptivePolicy, fixed_taus: Sequence[float]) -> dict[str, Any]:

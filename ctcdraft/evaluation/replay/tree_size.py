@@ -41,13 +41,12 @@ class TreeSizeSearch:
     repeats: int  # of each timed answer
     adaptive_nodes: Sequence[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])  # of adaptive trees, besides 1
     shown: int = 16  # questions of the benchmark for the reliability of adaptive trees
-    costs: Mapping[str, Sequence[float]] | None = (
-        None  # nodes, draft, rest: step times of every drafter; null: measured
-    )
+    costs: Mapping[str, Sequence[float]] | None = None  # nodes, draft, rest of every drafter's steps; null: measured
 
     def __post_init__(self) -> None:
-        if not self.nodes or sorted({check_int(n, "sizing.nodes", least=2) for n in self.nodes}) != list(self.nodes):
-            raise InputError(f"sizing.nodes must be ascending sizes >= 2, each once, got {list(self.nodes)}")
+        for name, sizes in (("nodes", self.nodes), ("adaptive_nodes", self.adaptive_nodes)):
+            if not sizes or sorted({check_int(n, f"sizing.{name}", least=2) for n in sizes}) != list(sizes):
+                raise InputError(f"sizing.{name} must be ascending sizes >= 2, each once, got {list(sizes)}")
 
     def max_timed_tokens(self, most: int) -> int:
         return max(2, min(most, self.timed_tokens))
@@ -64,7 +63,7 @@ class TreeSizeSearch:
         usable = [prompt for prompt in prompts if prompt.turns not in questions]
         if not usable:
             raise InputError(
-                f"decoding.nodes=auto: all prompts of {self.path} are questions of the benchmark; lower "
+                f"tree sizes cannot be chosen: all prompts of {self.path} are questions of the benchmark; lower "
                 "benchmark.limit=, give others as sizing.path=, or a number as decoding.nodes="
             )
         return sample_evenly(usable, self.prompts)
@@ -161,7 +160,7 @@ def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:
 
 @torch.inference_mode()
 def refuse_unnested_trees(setup: EvaluationSetup, name: str, prompt_L: Tensor, sizes: Sequence[int]) -> None:
-    """Raise InputError if a smaller tree after this text, such as a cascade's, is not the largest one's first nodes."""
+    """Raise InputError if a smaller tree here, such as a merged one, is not the first nodes of the largest."""
     base, settings = setup.base, setup.settings
     noise = GumbelNoise(setup.seed) if settings.temperature > 0 else None
     context = prefill(base, base.new_cache(len(prompt_L) + 1), prompt_L, settings, noise)

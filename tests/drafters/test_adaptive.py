@@ -1,0 +1,181 @@
+"""Adaptive tree sizes: the best size, and the same tokens whatever is kept or skipped."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from sequential_parts import make_sequential_drafter
+from simple_drafters import oracle_drafter, random_drafter
+from test_training_equals_decoding import HOW, block_drafter
+from tiny_models import random_base
+from training_parts import block_heads
+from truths_trees import slow_best_size, texts
+
+from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.adaptive import AdaptiveDrafter, keep_nodes
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.merged import Merged
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes
+
+SIZES = (1, 2, 4, 8, 12)
+LOOP = torch.tensor([0, 7, 9, 30, 31, 32, 33, 7, 9])
+ASIS = AcceptanceModel()
+
+
+def policy(rest=(1.0, 1.02, 1.06, 1.15, 1.3), draft=0.05, tokens=(1.0, 1.3, 1.5, 1.6, 1.7), rate=1.2) -> AdaptivePolicy:
+    costs = StepCosts(SIZES, (0.0,) + (draft,) * 4, tuple(rest))
+    return AdaptivePolicy(costs, ASIS, tokens, costs.rest, rate)
+
+
+def forced(index: int) -> AdaptivePolicy:
+    """Return a policy for which trees up to this size cost nothing, and larger ones everything."""
+    return policy([1.0] * (index + 1) + [1e3] * (4 - index), draft=0.0, rate=1.0)
+
+
+@dataclass(frozen=True)
+class Scripted(AdaptivePolicy):
+    """A policy whose sizes before the draft follow from what was accepted, in a way without any sense."""
+
+    def limit(self, recent: float, rate: float) -> int:
+        return int(abs(recent) * 1e5 + rate * 1e5) % 5
+
+
+SCRIPTED = Scripted(**vars(policy()))
+
+
+def random_tree(seed: int, nodes: int = 8) -> TokenTree:
+    rng = np.random.default_rng(seed)
+    parents, probs = [-1], [1.0]
+    for node in range(1, nodes):
+        parents.append(int(rng.integers(node)))
+        probs.append(probs[parents[-1]] * float(rng.uniform()))
+    return TokenTree(torch.arange(nodes), torch.tensor(parents), nodes - 1, path_probs_N=torch.tensor(probs).double())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_size_is_the_best_of_all_subtrees(seed):
+    tree, rng = random_tree(seed), np.random.default_rng(seed)
+    rest, rate = np.cumsum([1.0, *rng.uniform(0, 0.4, 4)]), float(rng.uniform(0.5, 2))
+    nodes, chosen = TreeNodes.of(tree, ASIS, 0.0), policy(rest)
+    size = SIZES[chosen.size(nodes, rate)]
+    probs = dict(zip([0, *nodes.index_N.tolist()], [1.0, *nodes.probs_N.tolist()], strict=True))
+    worth, truth = slow_best_size(tree, probs, SIZES, rest, rate)
+    assert 1 + nodes.probs_N[: size - 1].sum() - rate * rest[SIZES.index(size)] == pytest.approx(worth)
+    assert size == truth
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kept_nodes_are_a_tree_of_the_same_texts(seed):
+    tree = random_tree(seed, 10)
+    by_node = dict(enumerate(texts(tree), 1))
+    nodes = TreeNodes.of(tree, ASIS, 0.3)
+    assert (np.diff(nodes.probs_N) <= 0).all()
+    for kept in range(10):
+        index_K = nodes.index_N[:kept]
+        smaller = keep_nodes(tree, index_K)
+        assert texts(smaller) == [by_node[node] for node in sorted(index_K.tolist())]
+        assert smaller.path_probs_N.tolist() == tree.path_probs_N[[0, *sorted(index_K.tolist())]].tolist()
+        assert smaller.height == (max([0, *map(len, texts(smaller))]) if kept < 9 else tree.height)
+
+
+@pytest.mark.parametrize(
+    "weights", [(0.0, 1.0, 0.0, 0.0, 1.0), (0.7, 0.8, -0.4, 0.3, 0.9), (-1.0, 1.5, 0.5, -0.4, 1.0)]
+)
+def test_no_node_that_pays_is_below_the_least_path_probability(weights):
+    model, grid = AcceptanceModel(weights), np.geomspace(1e-6, 0.999, 400)
+    for prob, recent in itertools.product((0.01, 0.1, 0.4), (-1.0, 0.0, 0.8)):
+        least = model.least_path_prob(prob, recent, depth=6)
+        reached = [
+            1 / (1 + np.exp(-model.inputs(grid, np.full_like(grid, depth), recent) @ weights)) for depth in range(1, 7)
+        ]
+        truth = min(grid[accepted >= prob].min() for accepted in reached)
+        assert truth / 1.04 < least <= truth * (1 + 1e-9)
+    assert AcceptanceModel((0.0, -0.1, 0.0, 0.0, 1.0)).least_path_prob(0.1, 0.0, 6) == 0.0
+    assert model.least_path_prob(0.0, 0.0, 6) == 0.0
+
+
+def test_equal_times_do_not_make_a_search_endless():
+    assert policy((1.0, 1.1, 1.1, 1.2, 1.4)).costs.least_useful_prob(2.0) == pytest.approx(2 * 0.2 / 7)
+
+
+def test_drafting_is_skipped_where_nothing_pays_and_tried_again():
+    """Random draft tokens: at first the policy believes in them, then it drafts ever less often."""
+    base = random_base()
+    junk = AdaptiveDrafter(random_drafter(base.vocabulary, 12), policy())
+    passes = generate(base, junk, LOOP, replace(HOW, max_new_tokens=160), frozenset(), 0).passes
+    drafted = [step.nodes > 1 for step in passes]
+    assert any(drafted[:5])
+    assert 0 < sum(drafted[20:]) < 0.1 * len(drafted)
+    never = AdaptiveDrafter(random_drafter(base.vocabulary, 12), policy(tokens=(1.0, 1.01, 1.01, 1.01, 1.01)))
+    assert {step.nodes for step in generate(base, never, LOOP, HOW, frozenset(), 0).passes} == {1}
+
+
+def drafters(base, folder, text):
+    head = block_drafter(base)
+    yield from (head, block_heads(base)[0], block_heads(base)[3])  # ctc, ctc_gru, and frames as medusa's
+    yield make_sequential_drafter("eagle", base, folder)
+    yield make_sequential_drafter("draft_model", base, folder)
+    yield PromptLookup(base, 3, 6)
+    yield PromptLookup(base, 3, 6, [0.3, 0.6])
+    yield Merged(base, head, PromptLookup(base, 3, 6, [0.3, 0.6]))
+    yield random_drafter(base.vocabulary, 12)
+    yield oracle_drafter(text, 5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_tokens_are_those_of_autoregression(temperature, tmp_path):
+    base = random_base(context=32)
+    how, seen = replace(HOW, temperature=temperature, max_new_tokens=99), set()  # the text fills the context
+    truth = generate(base, Autoregressive(base), LOOP, how, frozenset(), 3).tokens
+    for number, drafter in enumerate(drafters(base, tmp_path, torch.cat([LOOP, torch.tensor(truth)]))):
+        for chosen in (forced(1 + number % 4), policy(), SCRIPTED):
+            generation = generate(base, AdaptiveDrafter(drafter, chosen), LOOP, how, frozenset(), 3)
+            assert generation.tokens == truth, type(drafter).__name__
+            seen |= {step.nodes for step in generation.passes if chosen is SCRIPTED}
+    assert len(seen) > 4
+
+
+def test_a_forced_size_is_the_size():
+    base = random_base(context=48)
+    for index, size in enumerate(SIZES):
+        head = AdaptiveDrafter(block_drafter(base), forced(index))
+        assert max(step.nodes for step in generate(base, head, LOOP, HOW, frozenset(), 0).passes) == size
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["ctc", "eagle", "hydra++", "draft_model", "merged"])
+def test_drafts_after_skips_equal_drafts_without_skips(kind, tmp_path):
+    base = random_base()
+    head = block_drafter(base)
+    drafter = {"ctc": head, "merged": Merged(base, head, PromptLookup(base, 2, 5))}.get(kind)
+    drafter = drafter or make_sequential_drafter(kind, base, tmp_path)
+    tokens = torch.randint(5, 200, (40,), generator=torch.Generator().manual_seed(1))
+    states = base.hidden_states(tokens[None], torch.ones(1, 40, dtype=torch.int64))[0]
+    whole = forced(4)
+    skipping, rng = AdaptiveDrafter(drafter, whole), torch.Generator()
+    memory = alone = None
+    for number, (start, end) in enumerate(itertools.pairwise((0, 6, 7, 9, 10, 11, 15, 16, 17, 18, 21, 22))):
+        context = Context(tokens[: end + 1], states[start:end], 30, 12)
+        skipping.policy = forced(0) if number % 4 in (0, 2, 3) else whole
+        tree, memory = skipping.draft(context, memory, rng)
+        truth, alone = drafter.draft(context, alone, rng)
+        if number % 4 in (0, 2, 3):
+            assert len(tree) == 1
+        else:
+            assert texts(tree) == texts(truth)
+            assert tree.path_probs_N.tolist() == pytest.approx(truth.path_probs_N.tolist(), rel=1e-3)
+
+
+@torch.inference_mode()
+def test_nothing_is_drafted_for_the_last_token_and_tokens_alone_need_no_states():
+    lookup, rng = AdaptiveDrafter(PromptLookup(None, 3, 6), forced(4)), torch.Generator()
+    tree, memory = lookup.draft(Context(LOOP, torch.zeros(8, 4), 1, 12), None, rng)
+    assert (len(tree), memory.limit, memory.pending) == (1, 0, ())
+    tree, memory = lookup.draft(Context(LOOP, torch.zeros(8, 4), 9, 12), memory, rng)
+    assert len(tree) == 7
