@@ -34,8 +34,10 @@ from ctcdraft.config.published_head import (
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
+from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.base import DraftHead
-from ctcdraft.errors import InputError
+from ctcdraft.drafters.tree_policy import AdaptivePolicy
+from ctcdraft.errors import InputError, check_int, first_line
 from ctcdraft.io import atomic_write
 from ctcdraft.model_card import model_card
 from ctcdraft.models.base_model import BaseLM
@@ -43,6 +45,7 @@ from ctcdraft.models.compatibility import refuse_inexact_tree_attention
 from ctcdraft.models.loading import looks_like_folder
 from ctcdraft.training.run_directory import RunDirectory
 
+ADAPTIVE = "adaptive"
 DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # of huggingface_hub
 SUPPORTED_WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")  # done by DecodingSettings
 SUPPORTED_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
@@ -51,7 +54,8 @@ SUPPORTED_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 class PublishedHead(ModelHubMixin):
     """A draft head with its base; save_pretrained, from_pretrained and push_to_hub are those of huggingface_hub.
 
-    `nodes`, the tree size with the root, may be changed; larger trees pay off on larger bases.
+    `nodes`, the tree size with the root, may be changed; larger trees pay off on larger bases. "adaptive" follows the
+    policy that an evaluation with decoding.nodes=adaptive stored, and is the default where there is one.
     """
 
     def __init__(self, drafter: DraftHead, base: BaseLM, config_values: Mapping[str, Any], card: str) -> None:
@@ -59,7 +63,8 @@ class PublishedHead(ModelHubMixin):
         self.base = base
         self.config_values = dict(config_values)
         self.card = card
-        self.nodes = int(config_values["nodes"])
+        self.policy = read_policy(self.config_values)
+        self.nodes: int | str = int(config_values["nodes"]) if self.policy is None else ADAPTIVE
 
     @classmethod
     def from_run(cls, run: str | Path, base: BaseLM, trust: Collection[str] = ()) -> Self:
@@ -82,6 +87,8 @@ class PublishedHead(ModelHubMixin):
             "nodes": config["decoding"]["nodes"],
             "fingerprint": json.loads(directory.fingerprint.read_text()),
         }
+        policy = newest_policy(directory.path, config["drafter"]["name"])
+        config_values |= {} if policy is None else {"policy": policy}
         card = model_card(directory.path, config, config_values["fingerprint"], drafter)
         return cls(drafter, base, config_values, card)
 
@@ -149,9 +156,10 @@ class PublishedHead(ModelHubMixin):
         refuse_unsupported_inputs(input_ids, other_inputs.get("attention_mask"))
         prompt_L, options = input_ids[0], generation_config
         sampled = bool(options.do_sample)
+        drafter, nodes = self.drafter_and_nodes()
         settings = DecodingSettings(
             max_new_tokens=options.max_length - len(prompt_L),
-            nodes=self.nodes,
+            nodes=nodes,
             temperature=float(options.temperature if options.temperature is not None else 1.0) if sampled else 0.0,
             top_k=int(options.top_k or 0) if sampled else 0,
             top_p=float(options.top_p if options.top_p is not None else 1.0) if sampled else 1.0,
@@ -161,8 +169,35 @@ class PublishedHead(ModelHubMixin):
         stops = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
         seed = int(torch.randint(2**31, ())) if sampled else 0  # torch's own stream, so that its seed repeats the ids
         stop_ids = {stop for stop in stops if stop is not None}
-        generation = generate(self.base, self.drafter, prompt_L, settings, stop_ids, seed)
+        generation = generate(self.base, drafter, prompt_L, settings, stop_ids, seed)
         return torch.cat([input_ids, torch.tensor([generation.tokens], device=input_ids.device)], dim=1)
+
+    def drafter_and_nodes(self) -> tuple[Any, int]:
+        """Return what drafts, and the largest tree it may draft."""
+        if self.nodes != ADAPTIVE:
+            return self.drafter, check_int(self.nodes, "head.nodes")
+        if self.policy is None:
+            raise InputError("this head was published without a policy for adaptive trees; set head.nodes to a number")
+        return AdaptiveDrafter(self.drafter, self.policy), self.policy.costs.nodes[-1]
+
+
+def newest_policy(run: Path, name: str) -> Any:
+    """Return the policy of the run's newest evaluation with adaptive trees as JSON; None without one."""
+    for file in sorted(run.glob("evaluation/*/sizes.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        policy = json.loads(file.read_text())["sizes"].get(name, {}).get("policy")
+        if policy is not None:
+            return policy
+    return None
+
+
+def read_policy(config_values: Mapping[str, Any]) -> AdaptivePolicy | None:
+    """Return the policy of config.json, None without one; raise InputError for one that is damaged."""
+    if "policy" not in config_values:
+        return None
+    try:
+        return AdaptivePolicy.from_json(config_values["policy"])
+    except (InputError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"`policy` in {CONFIG_FILE} is damaged ({first_line(error)}); remove it") from error
 
 
 def refuse_unsupported_options(processors: Any, criteria: Any, options: Any, stop_strings: Any) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from ctcdraft.config.build import build_drafter, load_drafter
 from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.decoding.sampling import GumbelNoise, warp
+from ctcdraft.drafters.tree_policy import AdaptivePolicy
 from ctcdraft.errors import InputError
 from ctcdraft.hub import PublishedHead
 from ctcdraft.models.base_model import BaseLM
@@ -276,6 +278,49 @@ def test_a_head_with_old_keys_and_names_is_the_same_head(home, tmp_path):
     old = PublishedHead.from_pretrained(tmp_path, model=random_lm(), tokenizer=tiny_tokenizer())
     _, head = loaded(home)
     assert old.config_values == head.config_values
+
+
+POLICY = {
+    "costs": {"nodes": [1, 4, 8], "draft": [0.0, 0.1, 0.1], "rest": [1.0, 1.05, 1.1]},
+    "model": [0.0, 1.0, 0.0, 0.0, 1.0],
+    "limit_tokens": [1.0, 1.5, 1.7],
+    "limit_time": [1.0, 1.05, 1.1],
+    "rate": 1.3,
+}
+
+
+def test_a_policy_of_an_evaluation_is_published_and_followed(home, tmp_path):
+    shutil.copytree(home / "run", tmp_path / "run")
+    sizes = tmp_path / "run" / "evaluation" / "tiny-greedy" / "sizes.json"
+    sizes.write_text(json.dumps({"of": {}, "sizes": {"ctc_gru": {"policy": POLICY}, "prompt_lookup": {}}}))
+    PublishedHead.from_run(tmp_path / "run", random_base()).save_pretrained(tmp_path / "head")
+    model, head = loaded(tmp_path)
+    drafter, nodes = head.drafter_and_nodes()
+    assert (head.nodes, nodes, type(drafter).__name__) == ("adaptive", 8, "AdaptiveDrafter")
+    assert drafter.policy.to_json() == AdaptivePolicy.from_json(POLICY).to_json()
+    plain = random_lm().generate(PROMPT, **ASKED, do_sample=False)
+    assert torch.equal(model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate), plain)
+    head.nodes = 3
+    assert head.drafter_and_nodes() == (head.drafter, 3)
+    _, without = loaded(home)
+    without.nodes = "adaptive"
+    with pytest.raises(InputError, match="without a policy for adaptive trees"):
+        without.drafter_and_nodes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rate": "fast"}, {"rate": 0}, {"model": [1.0]}, {"limit_time": [1.0, 1.0, float("nan")]}, {"costs": {}},
+        {"costs": POLICY["costs"] | {"nodes": [4, 8, 16]}}, {"costs": POLICY["costs"] | {"draft": 1}},
+    ],
+)  # fmt: skip
+def test_a_damaged_policy_is_refused(home, tmp_path, change):
+    shutil.copytree(home / "head", tmp_path / "head")
+    file = tmp_path / "head" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"policy": POLICY | change}))
+    with pytest.raises(InputError, match=r"`policy` in config.json is damaged .*; remove it"):
+        loaded(tmp_path)
 
 
 def test_gpt2_too(tmp_path):

@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.errors import check_float, check_int
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class StepCosts:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Sequence[float]]) -> Self:
-        return cls(**{key: tuple(value) for key, value in values.items()})  # type: ignore[arg-type]
+        nodes = tuple(check_int(size, "nodes") for size in values["nodes"])
+        if nodes != tuple(sorted({1, *nodes})):
+            raise ValueError(f"nodes must be ascending sizes from 1 on, got {list(nodes)}")
+        return cls(nodes, *(finite_numbers(values[key], len(nodes)) for key in ("draft", "rest")))
 
     def least_useful_prob(self, rate: float) -> float:
         """Return the mean acceptance probability below which the nodes of no tree are worth their time."""
@@ -194,5 +198,14 @@ class AdaptivePolicy:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        costs, model = StepCosts.from_json(values["costs"]), AcceptanceModel(tuple(values["model"]))
-        return cls(costs, model, tuple(values["limit_tokens"]), tuple(values["limit_time"]), values["rate"])
+        """Return the policy of a file; raise KeyError, TypeError or ValueError where it is damaged."""
+        costs = StepCosts.from_json(values["costs"])
+        model = AcceptanceModel(finite_numbers(values["model"], len(AcceptanceModel().weights)))
+        tokens, time = (finite_numbers(values[key], len(costs.nodes)) for key in ("limit_tokens", "limit_time"))
+        return cls(costs, model, tokens, time, check_float(values["rate"], "rate", above=0))
+
+
+def finite_numbers(values: Sequence[Any], count: int) -> tuple[float, ...]:
+    if len(values) != count:
+        raise ValueError(f"{count} numbers are needed, got {len(values)}")
+    return tuple(check_float(value, "a number") for value in values)
