@@ -195,5 +195,5 @@ class AdaptivePolicy:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         costs = StepCosts.from_json(values["costs"])
-        limits = (tuple(values[key]) for key in ("limit_tokens", "limit_time"))
-        return cls(costs, AcceptanceModel(tuple(values["model"])), *limits, values["rate"])
+        tokens, time = (tuple(values[key]) for key in ("limit_tokens", "limit_time"))
+        return cls(costs, AcceptanceModel(tuple(values["model"])), tokens, time, values["rate"])
