@@ -117,8 +117,7 @@ def reliability(model: AcceptanceModel, steps: Sequence[ReplayedStep]) -> list[d
     probs_R, accepted_R = np.concatenate(probs), np.concatenate(accepted)
     bin_R, rows = np.minimum((probs_R * BINS).astype(int), BINS - 1), []
     for number in range(BINS):
-        chosen = bin_R == number
-        if chosen.any():
+        if (chosen := bin_R == number).any():
             means = {"probability": float(probs_R[chosen].mean()), "accepted": float(accepted_R[chosen].mean())}
             rows.append({"from": number / BINS, "nodes": int(chosen.sum()), **means})
     return rows
@@ -158,7 +157,7 @@ def measure_step_costs(
 def measure_arms(
     setup: EvaluationSetup, arms: Sequence[tuple[Any, int]], texts: Sequence[Tensor], sizing: TreeSizeSearch
 ) -> tuple[list[float], list[float]]:
-    """Return the time of drafting and that of everything else per arm, in steps of the first arm."""
+    """Return the times of drafting and of everything else per arm, in steps of the first arm."""
     max_tokens = sizing.max_timed_tokens(setup.settings.max_new_tokens)
     draft, rest = [0.0] * len(arms), [0.0] * len(arms)
     for prompt_L in texts:
@@ -243,10 +242,9 @@ def choose_adaptive(
         [record_base_answer(setup.base, text_L, setup.settings, setup.seed + n) for n, text_L in enumerate(some)]
         for some in (texts, shown_texts)
     )
-    choices = {}
-    for name in names:
-        if samples_drafts(setup.contestants[name]):
-            choices[name] = calibrate_sampled(setup, name, costs[name], texts)
-        else:
-            choices[name] = calibrate(setup, name, costs[name], answers, shown)
-    return choices
+    return {
+        name: calibrate_sampled(setup, name, costs[name], texts)
+        if samples_drafts(setup.contestants[name])
+        else calibrate(setup, name, costs[name], answers, shown)
+        for name in names
+    }
