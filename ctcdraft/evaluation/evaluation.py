@@ -72,15 +72,16 @@ class Evaluation:
         settings, prompts, base = self.setup.settings, self.prompts, self.setup.base
         turns = sum(len(prompt.turns) for prompt in prompts.values())
         max_tokens = turns * settings.max_new_tokens
-        nodes = ", ".join(f"{name} {count}" for name, count in self.setup.nodes.items()) or str(settings.nodes)
+        counts = ", ".join(f"{name} {count}" for name, count in self.setup.nodes.items()) or settings.nodes
+        nodes = f"{counts} nodes"
         if self.predicted:
             speedups = ", ".join(f"{name} {rate:.2f}" for name, rate in self.predicted.items())
-            nodes = f"an adaptive number of (expected speed-up: {speedups})"
+            nodes = f"adaptive tree sizes (expected speed-up: {speedups})"
         return (
             f"contestants: {', '.join(self.contestants)}\n"
             f"{self.benchmark.name}: {len(prompts):,} questions, {turns:,} turns; base {base.name}, {base.dtype} on "
             f"{hardware_name(base.device)}\n"
-            f"{self.decoding} decoding, {nodes} nodes, up to {settings.max_new_tokens:,} new tokens per turn: "
+            f"{self.decoding} decoding, {nodes}, up to {settings.max_new_tokens:,} new tokens per turn: "
             f"at most {max_tokens:,} forward passes each, {max_tokens * len(self.contestants):,} in all"
         )
 

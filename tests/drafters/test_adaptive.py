@@ -43,7 +43,7 @@ class Scripted(AdaptivePolicy):
     """A policy whose sizes before the draft follow from what was accepted, in a way without any sense."""
 
     def limit(self, recent: float, rate: float) -> int:
-        return int(abs(recent) * 1e5 + rate * 1e5) % 5
+        return (3 + int(abs(recent) * 1e5) + int(rate * 1e5)) % 5
 
 
 SCRIPTED = Scripted(**vars(policy()))
