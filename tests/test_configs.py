@@ -171,7 +171,7 @@ def test_every_drafter_decodes_losslessly(base, references, name, tree, tmp_path
         node = composed("train", f"drafter={name}", *chosen).drafter
     torch.manual_seed(0)
     if "parts" in node:
-        fillers = {"second": "prompt_lookup", "model": {"draft_model": {"path": saved_lm(tmp_path)}}}
+        fillers = {"first": "junk", "model": {"draft_model": {"path": saved_lm(tmp_path)}}}
         needed = {role: fillers[role] for role, part in node.parts.items() if part is None}
         drafter = build_contestant(resolve({name: {"parts": needed}}), base).drafter
     else:

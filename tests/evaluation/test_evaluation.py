@@ -29,7 +29,19 @@ from ctcdraft.evaluation.records import from_json
 from ctcdraft.report import markdown
 
 CONTRACT = {
-    *("drafter", "benchmark", "decoding", "temperature", "seed", "nodes", "prompts", "tokens", "passes"),
+    *(
+        "drafter",
+        "benchmark",
+        "decoding",
+        "temperature",
+        "seed",
+        "nodes",
+        "adaptive",
+        "mean_nodes",
+        "prompts",
+        "tokens",
+        "passes",
+    ),
     *("tau", "tau_ci", "tau_mean", "tau_paper", "alpha", "acceptance_rate"),
     *("speedup", "speedup_ci", "speedup_decode", "speedup_paper", "tokens_per_second"),
     *("time", "c", "v", "o", "predicted_speedup", "roof_share", "peak_memory_bytes", "lossless", "accuracy"),

@@ -11,9 +11,9 @@ from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 
 from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.distributed import Shard
-from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
@@ -92,6 +92,13 @@ def test_a_refused_evaluation_does_not_change_the_stored_sizes(tmp_path):
         folder.sizes()
 
 
+class NamesItsLimit:
+    """The only draft token is the number of nodes that were allowed."""
+
+    def draft(self, context, memory, rng):
+        return TokenTree.chain(context.root, torch.tensor([context.nodes])), None
+
+
 def test_trees_that_are_not_nested_are_refused():
     base = random_base(context=96, initializer_range=0.1)
     one, three = (block_head(base, partial(ResidualBody, blocks=1), SampledLabels(chains)) for chains in (1, 3))
@@ -105,7 +112,7 @@ def test_trees_that_are_not_nested_are_refused():
         refuse(drafter)
     refuse(one, temperature=1.0)
     refuse(three)  # at temperature 0 all chains are equal
-    for drafter, temperature in ((three, 1.0), (Merged(base, ctc_head(base), PromptLookup(base, 2, 6)), 0.0)):
+    for drafter, temperature in ((three, 1.0), (NamesItsLimit(), 0.0)):
         with pytest.raises(InputError, match="is not part of its tree of 16"):
             refuse(drafter, temperature)
 
