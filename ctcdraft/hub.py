@@ -196,7 +196,7 @@ def read_policy(config_values: Mapping[str, Any]) -> AdaptivePolicy | None:
         return None
     try:
         return AdaptivePolicy.from_json(config_values["policy"])
-    except (InputError, KeyError, TypeError, ValueError) as error:
+    except (InputError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"`policy` in {CONFIG_FILE} is damaged ({first_line(error)}); remove it") from error
 
 

@@ -35,7 +35,6 @@ TARGETS = {  # what a `_target_` named -> what it names now
     "ctcdraft.decoding.typical.Typical": "ctcdraft.decoding.verification.TypicalAcceptance",
     "ctcdraft.decoding.verify.match": "ctcdraft.decoding.verification.match",
     "ctcdraft.drafters.block.BlockDrafter": "ctcdraft.drafters.parallel.ParallelDrafter",
-    "ctcdraft.drafters.cascade.Cascade": "ctcdraft.drafters.merged.Merged",
     "ctcdraft.drafters.cascade.Staged": "ctcdraft.drafters.staged.Staged",
     "ctcdraft.drafters.choices.AlongTheBest": "ctcdraft.drafters.trees.static.GreedyPathTree",
     "ctcdraft.drafters.choices.Choices": "ctcdraft.drafters.trees.static.StaticTree",

@@ -87,15 +87,20 @@ def test_machine_code_does_what_tensors_do(without_numba, root_input, causal, bl
 
 @torch.inference_mode()
 def test_machine_code_follows_the_weights(without_numba):
-    """Written in place, stored elsewhere, and in a copy of the module."""
+    """Written in place, stored elsewhere, in a copy of the module, and in layers that were replaced."""
     module = inference_body(root_input=True, causal=False)
     steps(module)
-    for change in ("in place", "elsewhere", "copy"):
+    for change in ("in place", "elsewhere", "copy", "assigned", "layer"):
         before = steps(module)
         if change == "copy":
             module = copy.deepcopy(module)
         weight = module.block.mlp.down.weight
-        if change == "elsewhere":
+        if change == "assigned":
+            module.load_state_dict({name: 0.9 * value for name, value in module.state_dict().items()}, assign=True)
+        elif change == "layer":
+            module.block.mlp.up = torch.nn.Sequential(module.block.mlp.up, torch.nn.ReLU())
+            module.block.mlp.up.weight = module.block.mlp.up[0].weight
+        elif change == "elsewhere":
             weight.data = (weight.data.T * 1.5).T
         else:
             weight.data.mul_(0.5)

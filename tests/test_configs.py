@@ -197,5 +197,5 @@ def test_every_data_file_of_the_package_is_installed_with_it():
     folders = {package: CONFIGS.parent.joinpath(*package.split(".")) for package in named}
     installed = {file for package, kinds in named.items() for kind in kinds for file in folders[package].glob(kind)}
     files = {file for file in (CONFIGS.parent / "ctcdraft").rglob("*.*") if file.is_file()}
-    files = {file for file in files if file.parent.name != "__pycache__"}  # numba keeps machine code there
+    files = {file for file in files if "__pycache__" not in file.parts}  # numba keeps machine code there
     assert {file for file in files if file.suffix != ".py"} == installed

@@ -255,6 +255,12 @@ def test_another_model_is_refused_when_loaded_and_when_used(home):
         ("config.json", lambda text: text.replace("ctcdraft.drafters.parallel", "os"), "wants to call os"),
         ("config.json", lambda text: text[:40], "missing or damaged"),
         ("config.json", lambda text: text.replace('"nodes"', '"knots"'), "has no `nodes`"),
+        ("config.json", lambda text: text.replace('"nodes": 16', '"nodes": "16"'), "missing or damaged"),
+        ("config.json", lambda text: text.replace('"nodes": 16', '"nodes": 1000000000000'), "missing or damaged"),
+        ("config.json", lambda text: text.replace('"taps"', '"tops"'), "missing or damaged"),
+        ("config.json", lambda text: text.replace('"last"', '{"_target_": "torch.load"}'), "missing or damaged"),
+        ("config.json", lambda text: text.replace('"last"', '"${oc.env:HOME}"'), "missing or damaged"),
+        ("config.json", lambda text: text.replace('"frames"', '"fremes"'), "fremes, which no part of a drafter has"),
         ("model.safetensors", lambda text: "none", "missing or damaged"),
     ],
 )

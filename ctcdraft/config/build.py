@@ -58,14 +58,19 @@ def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] 
     try:
         drafter = build_drafter(config, base)
     except InstantiationException as error:
-        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            raise InputError(
-                f"{directory.config} names {unknown[1]}, which no part of a drafter has in this version; read the run "
-                "with the version that trained it, or train it again"
-            ) from error
-        raise
+        raise unknown_argument_error(error, directory.config) from error
     directory.load_head(drafter)
     return drafter.for_inference(base)
+
+
+def unknown_argument_error(error: InstantiationException, file: Path) -> Exception:
+    """Return an InputError if a drafter's config has an argument that this version does not have, else the error."""
+    if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+        return InputError(
+            f"{file} names {unknown[1]}, which no part of a drafter has in this version; read the run "
+            "with the version that trained it, or train it again"
+        )
+    return error
 
 
 def build_engine(config: Any, drafter: Any, distributed: Any) -> Any:

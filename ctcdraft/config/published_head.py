@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ctcdraft.config.allowed import ALLOWED_TARGETS, refuse_foreign
-from ctcdraft.config.build import build_drafter
+from ctcdraft.config.build import build_drafter, unknown_argument_error
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.renamed import current
@@ -20,6 +21,7 @@ from ctcdraft.training import run_directory
 from ctcdraft.training.run_directory import load_trainable_state, refuse_other_base
 
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+MAX_NODES = 4096  # of a head's trees; the cache has a row for each
 # Not the chat template: where a prompt is formatted by others, it does not matter.
 MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer")
 
@@ -39,6 +41,13 @@ def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any
     missing = [key for key in ("drafter", "nodes", "fingerprint") if key not in values]
     if missing:
         raise InputError(f"{folder / CONFIG_FILE} has no `{missing[0]}`, so it is not a head of ctcdraft")
+    fingerprint, nodes = values["fingerprint"], values["nodes"]
+    layers = fingerprint.get("taps") if isinstance(fingerprint, dict) else None
+    # The layers become a part of the base's config, whose nodes are instantiated: nothing but names and numbers.
+    if not isinstance(layers, list) or not all(layer == "last" or type(layer) is int for layer in layers):
+        raise damaged_file_error(folder / CONFIG_FILE)
+    if type(nodes) is not int or not 1 <= nodes <= MAX_NODES or not isinstance(fingerprint.get("base"), str):
+        raise damaged_file_error(folder / CONFIG_FILE)
     refuse_foreign({"drafter": values["drafter"]}, folder / CONFIG_FILE, ALLOWED_TARGETS["drafter"], trust)
     return values
 
@@ -48,7 +57,10 @@ def load_published_drafter(
 ) -> DraftHead:
     """Return the drafter of a published head for this base. values: of `read_head_config`."""
     refuse_other_base(values["fingerprint"], base.fingerprint(), folder, must_agree)
-    drafter = build_drafter(OmegaConf.create(values["drafter"]), base)
+    try:
+        drafter = build_drafter(OmegaConf.create(values["drafter"]), base)
+    except InstantiationException as error:
+        raise unknown_argument_error(error, folder / CONFIG_FILE) from error
     if not isinstance(drafter, DraftHead):
         raise InputError(f"{folder / CONFIG_FILE} names {values['drafter'].get('_target_')}, which is not a draft head")
     try:

@@ -47,7 +47,8 @@ class Queue(NamedTuple):
 def search(log_probs_TC, best_TR, blank, nodes, tokens_per_frame, stops_S, depth, min_mass):
     """Return tokens_N, parents_N and masses_N of `best_first_search`. best_TR: the best classes of every frame."""
     words = candidates(log_probs_TC, best_TR, blank, tokens_per_frame)
-    frames, size, rows = len(log_probs_TC), nodes * len(words.token_W), nodes + 1
+    frames, rows = len(log_probs_TC), nodes + 1
+    size = rows * len(words.token_W)  # every prefix that is expanded may queue all tokens; nothing checks the bounds
     blank_T = np.empty(frames)
     for frame in range(frames):
         blank_T[frame] = exp(np.float64(log_probs_TC[frame, blank]))

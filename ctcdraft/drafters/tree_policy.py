@@ -22,6 +22,8 @@ import numpy as np
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import check_float, check_int
 
+MAX_NODES = 4096  # in policies from files: the cache has a row for each
+
 
 @dataclass(frozen=True)
 class StepCosts:
@@ -34,9 +36,10 @@ class StepCosts:
     @classmethod
     def from_json(cls, values: Mapping[str, Sequence[float]]) -> Self:
         nodes = tuple(check_int(size, "nodes") for size in values["nodes"])
-        if nodes != tuple(sorted({1, *nodes})):
-            raise ValueError(f"nodes must be ascending sizes from 1 on, got {list(nodes)}")
-        return cls(nodes, *(finite_numbers(values[key], len(nodes)) for key in ("draft", "rest")))
+        if nodes != tuple(sorted({1, *nodes})) or nodes[-1] > MAX_NODES:
+            raise ValueError(f"nodes must be ascending sizes from 1 to at most {MAX_NODES}, got {list(nodes)}")
+        draft = finite_numbers(values["draft"], len(nodes), least=0)
+        return cls(nodes, draft, finite_numbers(values["rest"], len(nodes), above=0))
 
     def least_useful_prob(self, rate: float) -> float:
         """Return the mean acceptance probability below which the nodes of no tree are worth their time."""
@@ -122,7 +125,7 @@ class TreeNodes:
 
     @classmethod
     def of(cls, tree: TokenTree, model: AcceptanceModel, recent: float) -> Self:
-        parents_N, depths_N = tree.parents_N[1:].numpy(), tree.depths_N[1:].numpy()
+        parents_N, depths_N = tree.parents_N[1:].numpy(force=True), tree.depths_N[1:].numpy(force=True)
         inputs_NX = model.inputs(draft_path_probs(tree), depths_N, 0.0)
         usual_N = inputs_NX @ np.asarray(model.weights)
         probs_N = model(usual_N + recent * model.weights[-1], parents_N)
@@ -138,8 +141,8 @@ class TreeNodes:
 def draft_path_probs(tree: TokenTree) -> np.ndarray:
     """Return the draft's path probabilities_N without the root; (1/2)^depth for a draft that has none."""
     if tree.path_probs_N is None:
-        return 0.5 ** tree.depths_N[1:].double().numpy()
-    return tree.path_probs_N[1:].double().numpy()
+        return 0.5 ** tree.depths_N[1:].double().numpy(force=True)
+    return tree.path_probs_N[1:].double().numpy(force=True)
 
 
 @dataclass(frozen=True)
@@ -201,11 +204,12 @@ class AdaptivePolicy:
         """Return the policy of a file; raise KeyError, TypeError or ValueError where it is damaged."""
         costs = StepCosts.from_json(values["costs"])
         model = AcceptanceModel(finite_numbers(values["model"], len(AcceptanceModel().weights)))
-        tokens, time = (finite_numbers(values[key], len(costs.nodes)) for key in ("limit_tokens", "limit_time"))
+        tokens = finite_numbers(values["limit_tokens"], len(costs.nodes), least=1)
+        time = finite_numbers(values["limit_time"], len(costs.nodes), above=0)
         return cls(costs, model, tokens, time, check_float(values["rate"], "rate", above=0))
 
 
-def finite_numbers(values: Sequence[Any], count: int) -> tuple[float, ...]:
+def finite_numbers(values: Sequence[Any], count: int, **bounds: Any) -> tuple[float, ...]:
     if len(values) != count:
         raise ValueError(f"{count} numbers are needed, got {len(values)}")
-    return tuple(check_float(value, "a number") for value in values)
+    return tuple(check_float(value, "each number", **bounds) for value in values)

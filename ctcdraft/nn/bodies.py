@@ -86,7 +86,10 @@ class AttentionBody(nn.Module):
         """Return keys and values [B, G, L, d] of the text for every block; each depends on its own token alone."""
         texts = self.texts(self.project(states_BLE[..., : self.shape.width]), states_BLE)
         rotation = self.rotary(position_ids_BL[:, None])  # the same for all heads
-        return [block.keys_values(text_BLD, rotation) for block, text_BLD in zip(self.blocks, texts, strict=True)]
+        return [
+            block.keys_values(text_BLD, rotation)
+            for block, text_BLD in zip([self.block, *self.deeper], texts, strict=True)
+        ]
 
     def forward(
         self,
@@ -106,7 +109,7 @@ class AttentionBody(nn.Module):
         rows_BARD = self.first_rows(self.project(anchor_BAD), root_BAD)
         steps_R = torch.arange(1, self.rows + 1, device=anchors_BA.device)
         rotation = self.rotary(anchors_BA[..., None] + steps_R)
-        for block, keys_values in zip(self.blocks, text, strict=True):
+        for block, keys_values in zip([self.block, *self.deeper], text, strict=True):
             rows_BARD = block(rows_BARD, rotation, keys_values, visible_BAL)
         return self.norm(rows_BARD[:, :, -self.frames :])
 
@@ -124,14 +127,10 @@ class AttentionBody(nn.Module):
         rotation = self.rotary.span(start, end + self.rows, text_BKD.device)
         rows_BRD = self.first_rows(text_BKD[:, -1:], root_BAD)[:, 0]
         texts = self.texts(text_BKD, states_BKE)
-        for layer, (block, own_BKD) in enumerate(zip(self.blocks, texts, strict=True)):
+        for layer, (block, own_BKD) in enumerate(zip([self.block, *self.deeper], texts, strict=True)):
             rows_BRD = block.step(own_BKD, rows_BRD, rotation, memory, layer)
         memory.crop(end)  # drops the slots' rows: the next draft has other slots there
         return self.norm(rows_BRD[:, -self.frames :])[:, None]
-
-    @property
-    def blocks(self) -> list[Any]:
-        return [self.block, *self.deeper]
 
     def texts(self, text_BLD: Tensor, states_BLE: Tensor) -> list[Tensor]:
         """Return the text that each block sees, given the projected one that all share."""

@@ -6,6 +6,7 @@ twin: a small head's weights are multiplied in less time than its sixty tensor o
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -36,23 +37,15 @@ class BodyArrays:
     """A body's weights as arrays, views that follow what is written to the weights in place."""
 
     def __init__(self, body: Any) -> None:
-        blocks = body.blocks
-        norms = [body.norm, *(norm for block in blocks for norm in (block.attention_norm, block.mlp_norm))]
-        layers = [body.project]
-        for block in blocks:
-            attention, mlp = block.attention, block.mlp
-            layers += [attention.query, attention.key, attention.value, attention.out, mlp.gate, mlp.up, mlp.down]
-        if body.root_project is not None:
-            norms.append(body.root_norm)
-            layers.append(body.root_project)
-        layers += body.own_text
-        self.weights: list[Tensor] = [body.slots_TD, *(part.weight for part in (*norms, *layers))]
-        self.addresses = [weight.data_ptr() for weight in self.weights]
+        self.parts = parts_of(body)
+        self.addresses = addresses(body, self.parts)
+        layers = [part for part in self.parts if part.weight.ndim == 2]
+        weights, blocks = [body.slots_TD, *(part.weight for part in self.parts)], [body.block, *body.deeper]
         shape = body.shape
         is_plain = not body.root_row and not shape.qk_norm and not shape.qkv_bias and shape.activation == "silu"
         small = all(type(layer) is nn.Linear and layer.weight.numel() <= MAX_WEIGHTS for layer in layers)
         # The layout of `to_column_major_`; others would be compiled again, to slow code.
-        ready = all(weight.is_cpu and weight.dtype == torch.float32 for weight in self.weights)
+        ready = all(weight.is_cpu and weight.dtype == torch.float32 for weight in weights)
         self.usable = is_plain and small and ready and all(layer.weight.T.is_contiguous() for layer in layers)
         if self.usable:
             self.fill(body, blocks)
@@ -79,14 +72,30 @@ class BodyArrays:
         self.own_text = transposed(*body.own_text)
         self.rotation = tuple(table_PE.numpy() for table_PE in body.rotary.tables(torch.device("cpu")))
 
-    def are_current(self) -> bool:
-        """Return whether the weights are stored where they were."""
-        return all(weight.data_ptr() == at for weight, at in zip(self.weights, self.addresses, strict=True))
+    def are_current(self, body: Any) -> bool:
+        """Return whether the body has the same layers, with weights stored where they were."""
+        parts = parts_of(body)
+        same = len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
+        return same and addresses(body, parts) == self.addresses
+
+
+def parts_of(body: Any) -> list[Any]:
+    """Return the norms and linear layers of a body."""
+    parts = [body.norm, body.project, *body.own_text]
+    for block in [body.block, *body.deeper]:
+        attention, mlp = block.attention, block.mlp
+        parts += [block.attention_norm, attention.query, attention.key, attention.value, attention.out]
+        parts += [block.mlp_norm, mlp.gate, mlp.up, mlp.down]
+    return parts if body.root_project is None else [*parts, body.root_norm, body.root_project]
+
+
+def addresses(body: Any, parts: list[Any]) -> list[int]:
+    return [body.slots_TD.data_ptr(), *(part.weight.data_ptr() for part in parts)]
 
 
 def body_arrays(body: Any) -> BodyArrays | None:
     """Return the arrays of a body whose step can be machine code, else None."""
-    if body.arrays is None or not body.arrays.are_current():
+    if body.arrays is None or not body.arrays.are_current(body):
         body.arrays = BodyArrays(body)
     return body.arrays if body.arrays.usable else None
 

@@ -179,3 +179,42 @@ def test_nothing_is_drafted_for_the_last_token_and_tokens_alone_need_no_states()
     assert (len(tree), memory.limit, memory.pending) == (1, 0, ())
     tree, memory = lookup.draft(Context(LOOP, torch.zeros(8, 4), 9, 12), memory, rng)
     assert len(tree) == 7
+
+
+def context_of(length: int) -> Context:
+    return Context(torch.arange(length), torch.zeros(1, 4), 50, 12)
+
+
+def test_what_a_step_brought_is_booked_with_its_cost():
+    """By hand: 3 tokens after a draft of size index 2 that kept index 1, then 1 token, then one without a draft."""
+    drafter = AdaptiveDrafter(PromptLookup(random_base(), 2, 4), policy())
+    first = drafter.observe(context_of(10), None)
+    assert (first.tokens, first.time, first.recent) == (5 * 1.2, 5.0, 0.0)
+    drafted = replace(first, limit=2, size=1, expected=1.5)
+    second = drafter.observe(context_of(13), drafted)
+    assert second.tokens == pytest.approx(0.97 * 6 + 3)
+    assert second.time == pytest.approx(0.97 * 5 + 1.02 + 0.05)  # what was kept was read, what was asked for drafted
+    assert (second.accepted_sum, second.expected_sum) == (2, 1.5)
+    assert second.recent == pytest.approx(np.log((2 + 2) / (1.5 + 2)))
+    third = drafter.observe(context_of(14), replace(second, limit=4, size=4, expected=0.5))
+    assert (third.accepted_sum, third.expected_sum) == pytest.approx((0.98 * 2, 0.98 * 1.5 + 0.5))
+    assert third.time == pytest.approx(0.97 * second.time + 1.3 + 0.05)
+    fourth = drafter.observe(context_of(15), replace(third, limit=0, size=0))
+    assert fourth.time == pytest.approx(0.97 * third.time + 1.0)
+    assert (fourth.accepted_sum, fourth.expected_sum) == pytest.approx((0.99 * 1.96, 0.99 * 1.97))
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_search_is_told_what_cannot_pay_unless_it_samples(sampled):
+    seen = []
+
+    class Recorder:
+        samples_drafts = sampled
+
+        def draft(self, context, memory, rng):
+            seen.append(context.min_path_prob)
+            return TokenTree.chain(context.root, torch.tensor([3])), None
+
+    AdaptiveDrafter(Recorder(), policy()).draft(context_of(9), None, torch.Generator())
+    assert len(seen) == 1
+    assert seen[0] == 0 if sampled else 0 < seen[0] < 0.5

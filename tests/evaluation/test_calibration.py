@@ -24,6 +24,8 @@ from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepC
 from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.profiling import PhaseTimes
+from ctcdraft.evaluation.replay import calibration
 from ctcdraft.evaluation.replay.calibration import (
     ReplayedStep,
     accepted_nodes,
@@ -192,6 +194,38 @@ def test_the_wrapped_drafter_declares_what_the_drafter_does(setup, sizes):
     assert isinstance(wrapped["ctc"], AdaptiveDrafter)
     assert not isinstance(wrapped["autoregressive"], AdaptiveDrafter)
     assert (wrapped["ctc"].uses_hidden_states, wrapped["prompt_lookup"].uses_hidden_states) == (True, False)
+
+
+def test_step_costs_are_the_least_times_in_steps_of_autoregression(setup, monkeypatch):
+    """Scripted times: drafting takes nodes / 100, the rest 1 + nodes / 10, and every second repeat is disturbed."""
+    calls = []
+
+    def profiled(base, drafter, prompt_L, settings, seed, stops):
+        calls.append((type(drafter).__name__, settings.nodes))
+        slow = 5.0 if len(calls) % 2 else 0.0
+        random = isinstance(drafter, RandomDrafter)  # on trees of exact sizes the rest is measured, on others drafting
+        draft = 0.0 if settings.nodes == 1 else (99.0 if random else settings.nodes / 100)
+        rest = 1.0 if settings.nodes == 1 else (1 + settings.nodes / 10 if random else 77.0)
+        seconds = {"draft": 10 * (draft + slow), "tree": 0.0, "read": 10 * (rest + slow), "verify": 0.0, "keep": 0.0}
+        return PhaseTimes({**seconds, "other": 0.0}, 10, 1, 0)
+
+    monkeypatch.setattr(calibration, "profile_answer", profiled)
+    search = replace(SIZING, costs=None, repeats=3)
+    names = ["prompt_lookup"]
+    costs = calibration.measure_step_costs(setup, [torch.tensor([0, 7, 9])], search, names)["prompt_lookup"]
+    assert costs.nodes == (1, 4, 8)
+    assert costs.draft == pytest.approx((0.0, 0.04, 0.08))
+    assert costs.rest == pytest.approx((1.0, 1.4, 1.8))
+    assert calls[:3] == [("Autoregressive", 1), ("RandomDrafter", 4), ("RandomDrafter", 8)]
+    assert {name for name, _ in calls[-2:]} == {"LikelyNodesOnly"}
+
+
+def test_without_given_costs_they_are_measured(setup):
+    search = replace(SIZING, costs=None, timed_tokens=3)
+    found = calibration.choose_adaptive(setup, search, QUESTIONS[:2], QUESTIONS[2:])
+    costs = StepCosts.from_json(found["prompt_lookup"]["policy"]["costs"])
+    assert costs.draft[0] == 0 < costs.draft[1] <= costs.draft[2]
+    assert costs.rest[0] == 1.0 <= costs.rest[1] <= costs.rest[2]
 
 
 def test_sizes_are_checked():

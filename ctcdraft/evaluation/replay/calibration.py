@@ -51,7 +51,7 @@ class ReplayedStep:
     is_first: bool  # of its answer
 
     def inputs(self, recent: float) -> np.ndarray:
-        return AcceptanceModel.inputs(draft_path_probs(self.tree), self.tree.depths_N[1:].numpy(), recent)
+        return AcceptanceModel.inputs(draft_path_probs(self.tree), self.tree.depths_N[1:].numpy(force=True), recent)
 
 
 @torch.inference_mode()
