@@ -23,6 +23,7 @@ from torch import Tensor
 import ctcdraft
 from ctcdraft.config.allowed import parse_trust, read_run_config
 from ctcdraft.config.build import load_drafter
+from ctcdraft.config.contestants import short_hash
 from ctcdraft.config.published_head import (
     CARD_FILE,
     CONFIG_FILE,
@@ -87,7 +88,7 @@ class PublishedHead(ModelHubMixin):
             "nodes": config["decoding"]["nodes"],
             "fingerprint": json.loads(directory.fingerprint.read_text()),
         }
-        policy = newest_policy(directory.path, config["drafter"]["name"])
+        policy = newest_policy(directory, config["drafter"]["name"])
         config_values |= {} if policy is None else {"policy": policy}
         card = model_card(directory.path, config, config_values["fingerprint"], drafter)
         return cls(drafter, base, config_values, card)
@@ -181,11 +182,14 @@ class PublishedHead(ModelHubMixin):
         return AdaptiveDrafter(self.drafter, self.policy), self.policy.costs.nodes[-1]
 
 
-def newest_policy(run: Path, name: str) -> Any:
-    """Return the policy of the run's newest evaluation with adaptive trees as JSON; None without one."""
-    for file in sorted(run.glob("evaluation/*/sizes.json"), key=lambda path: path.stat().st_mtime, reverse=True):
-        policy = json.loads(file.read_text())["sizes"].get(name, {}).get("policy")
-        if policy is not None:
+def newest_policy(run: RunDirectory, name: str) -> Any:
+    """Return the policy of the newest evaluation of these weights with adaptive trees, as JSON; None without one."""
+    weights = f"weights {short_hash(run.head.read_bytes())}"
+    files = run.path.glob("evaluation/*/sizes.json")
+    for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+        stored = json.loads(file.read_text())
+        policy = stored["sizes"].get(name, {}).get("policy")
+        if policy is not None and weights in stored["of"]["contestants"][name]:
             return policy
     return None
 

@@ -298,7 +298,12 @@ POLICY = {
 def test_a_policy_of_an_evaluation_is_published_and_followed(home, tmp_path):
     shutil.copytree(home / "run", tmp_path / "run")
     sizes = tmp_path / "run" / "evaluation" / "tiny-greedy" / "sizes.json"
-    sizes.write_text(json.dumps({"of": {}, "sizes": {"ctc_gru": {"policy": POLICY}, "prompt_lookup": {}}}))
+    stored = {"of": {"contestants": {"ctc_gru": "weights other"}}, "sizes": {"ctc_gru": {"policy": POLICY}}}
+    sizes.write_text(json.dumps(stored))
+    assert PublishedHead.from_run(tmp_path / "run", random_base()).policy is None
+    weights = hashlib.sha256((tmp_path / "run" / "drafter.safetensors").read_bytes()).hexdigest()[:16]
+    stored["of"]["contestants"]["ctc_gru"] = f"config 0, weights {weights}"
+    sizes.write_text(json.dumps(stored))
     PublishedHead.from_run(tmp_path / "run", random_base()).save_pretrained(tmp_path / "head")
     model, head = loaded(tmp_path)
     drafter, nodes = head.drafter_and_nodes()

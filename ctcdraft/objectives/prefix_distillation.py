@@ -76,7 +76,11 @@ def base_top_tokens(head: Any, batch: Batch, count: int) -> tuple[Tensor, Tensor
     states = states_BLD if overlapping else before_labels(states_BLD, batch)
     count = min(count, head.blank)
     chunks = states.reshape(-1, width).split(max(1, CHUNK_BYTES // (4 * 2 * head.blank)))
+    lm_head = getattr(head.words, "all", head.words)  # of a draft vocabulary: the base's own has all tokens
     with autocast_disabled(states_BLD.device):  # as the base computes it in decoding
-        tops = [head.token_logits(chunk_YD).float().log_softmax(dim=-1).topk(count, dim=-1) for chunk_YD in chunks]
+        tops = [
+            lm_head(chunk_YD.to(lm_head.weight.dtype)).float().log_softmax(dim=-1).topk(count, dim=-1)
+            for chunk_YD in chunks
+        ]
     values, indices = (torch.cat(parts).unflatten(0, states.shape[:-1]) for parts in zip(*tops, strict=True))
     return (before_labels(indices, batch), before_labels(values, batch)) if overlapping else (indices, values)

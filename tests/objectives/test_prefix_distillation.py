@@ -87,7 +87,10 @@ def slow_loss(outputs: Emissions, batch: Batch, tokens: int, decay: float, dista
                     impossible += 1
                     continue
                 state_1D = batch.states_BLD[row, batch.anchors_BA[row, anchor] + 1 + k][None]
-                base = outputs.head.token_logits(state_1D)[0].double().softmax(-1).tolist()
+                lm_head = getattr(
+                    outputs.head.words, "all", outputs.head.words
+                )  # all tokens, in a draft vocabulary or not
+                base = lm_head(state_1D)[0].double().softmax(-1).tolist()
                 best = sorted(range(VOCABULARY), key=lambda token: -base[token])[:tokens]
                 p = [base[token] for token in best]
                 total += decay**k * distance([*p, 1 - sum(p)], slow_next_tokens(masses, prefix, best))
