@@ -25,7 +25,7 @@ from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.profiling import PhaseTimes
-from ctcdraft.evaluation.replay import calibration
+from ctcdraft.evaluation.replay import step_costs
 from ctcdraft.evaluation.replay.calibration import (
     ReplayedStep,
     accepted_nodes,
@@ -209,20 +209,20 @@ def test_step_costs_are_the_least_times_in_steps_of_autoregression(setup, monkey
         seconds = {"draft": 10 * (draft + slow), "tree": 0.0, "read": 10 * (rest + slow), "verify": 0.0, "keep": 0.0}
         return PhaseTimes({**seconds, "other": 0.0}, 10, 1, 0)
 
-    monkeypatch.setattr(calibration, "profile_answer", profiled)
+    monkeypatch.setattr(step_costs, "profile_answer", profiled)
     search = replace(SIZING, costs=None, repeats=3)
     names = ["prompt_lookup"]
-    costs = calibration.measure_step_costs(setup, [torch.tensor([0, 7, 9])], search, names)["prompt_lookup"]
+    costs = step_costs.measure_step_costs(setup, [torch.tensor([0, 7, 9])], search, names)["prompt_lookup"]
     assert costs.nodes == (1, 4, 8)
     assert costs.draft == pytest.approx((0.0, 0.04, 0.08))
     assert costs.rest == pytest.approx((1.0, 1.4, 1.8))
     assert calls[:3] == [("Autoregressive", 1), ("RandomDrafter", 4), ("RandomDrafter", 8)]
-    assert {name for name, _ in calls[-2:]} == {"LikelyNodesOnly"}
+    assert {name for name, _ in calls[-2:]} == {"AdaptiveDrafter"}  # the time of the choice counts as drafting
 
 
 def test_without_given_costs_they_are_measured(setup):
     search = replace(SIZING, costs=None, timed_tokens=3)
-    found = calibration.choose_adaptive(setup, search, QUESTIONS[:2], QUESTIONS[2:])
+    found = choose_adaptive(setup, search, QUESTIONS[:2], QUESTIONS[2:])
     costs = StepCosts.from_json(found["prompt_lookup"]["policy"]["costs"])
     assert costs.draft[0] == 0 < costs.draft[1] <= costs.draft[2]
     assert costs.rest[0] == 1.0 <= costs.rest[1] <= costs.rest[2]

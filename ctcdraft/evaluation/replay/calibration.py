@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,12 @@ import torch
 from torch import Tensor
 
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.adaptive import RECENT_DECAY, AdaptiveDrafter, recent_ratio
 from ctcdraft.drafters.base import samples_drafts
-from ctcdraft.drafters.controls import RandomDrafter
 from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes, draft_path_probs
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
-from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.drafts import (
     BaseAnswer,
@@ -34,12 +31,12 @@ from ctcdraft.evaluation.replay.drafts import (
     record_base_answer,
     replay_pass,
 )
-from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, isotonic
+from ctcdraft.evaluation.replay.step_costs import measure_step_costs
+from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch
 from ctcdraft.evaluation.runner import sample_evenly, turn_prompt
 
 STEP_NODES = 16  # of the trees whose steps are replayed
 BINS = 10
-EXPECTED_RATE = 1.5  # tokens per autoregressive step, for the least probable node that a timed search looks for
 
 
 @dataclass(frozen=True)
@@ -121,59 +118,6 @@ def reliability(model: AcceptanceModel, steps: Sequence[ReplayedStep]) -> list[d
             means = {"probability": float(probs_R[chosen].mean()), "accepted": float(accepted_R[chosen].mean())}
             rows.append({"from": number / BINS, "nodes": int(chosen.sum()), **means})
     return rows
-
-
-class LikelyNodesOnly:
-    """A drafter whose searches stop at improbable nodes, as those of an adaptive drafter do."""
-
-    def __init__(self, drafter: Any, min_path_prob: float) -> None:
-        self.drafter, self.min_path_prob = drafter, min_path_prob
-
-    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
-        return self.drafter.draft(replace(context, min_path_prob=self.min_path_prob), memory, rng)
-
-
-def measure_step_costs(
-    setup: EvaluationSetup, texts: Sequence[Tensor], sizing: TreeSizeSearch, names: Sequence[str]
-) -> dict[str, StepCosts]:
-    """Return the costs of every drafter's steps: everything but drafting once for all, on trees of exact sizes."""
-    sizes = (1, *sizing.adaptive_nodes)
-    full = RandomDrafter(setup.base, 2 * sizes[-1])
-    baseline = setup.contestants[AUTOREGRESSIVE]
-    arms = [(baseline, 1), *((full, nodes) for nodes in sizes[1:])]
-    _, rest = measure_arms(setup, arms, texts, sizing)
-    rest_of = tuple(isotonic([1.0, *rest[1:]]))
-    least = StepCosts(sizes, (0.0,) * len(sizes), rest_of).least_useful_prob(EXPECTED_RATE)
-    costs = {}
-    for name in names:
-        drafter: Any = setup.contestants[name]
-        if not samples_drafts(drafter):
-            drafter = LikelyNodesOnly(drafter, least)
-        draft, _ = measure_arms(setup, [(baseline, 1), *((drafter, nodes) for nodes in sizes[1:])], texts, sizing)
-        costs[name] = StepCosts(sizes, (0.0, *isotonic(draft[1:])), rest_of)
-    return costs
-
-
-def measure_arms(
-    setup: EvaluationSetup, arms: Sequence[tuple[Any, int]], texts: Sequence[Tensor], sizing: TreeSizeSearch
-) -> tuple[list[float], list[float]]:
-    """Return the times of drafting and of everything else per arm, in steps of the first arm."""
-    max_tokens = sizing.max_timed_tokens(setup.settings.max_new_tokens)
-    draft, rest = [0.0] * len(arms), [0.0] * len(arms)
-    for prompt_L in texts:
-        # The fastest repeat counts: disturbances only add time.
-        best_draft, best_rest = [inf] * len(arms), [inf] * len(arms)
-        for _ in range(sizing.repeats + 1):
-            for arm, (drafter, nodes) in enumerate(arms):  # in turn: a device that slows down affects all
-                settings = replace(setup.settings, nodes=nodes, max_new_tokens=max_tokens)
-                times = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
-                drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
-                best_draft[arm] = min(best_draft[arm], drafting)
-                best_rest[arm] = min(best_rest[arm], times.seconds_per_pass - drafting)
-        draft = [total + one for total, one in zip(draft, best_draft, strict=True)]
-        rest = [total + one for total, one in zip(rest, best_rest, strict=True)]
-    unit = draft[0] + rest[0]
-    return [one / unit for one in draft], [one / unit for one in rest]
 
 
 def calibrate(
