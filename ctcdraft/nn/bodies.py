@@ -86,10 +86,7 @@ class AttentionBody(nn.Module):
         """Return keys and values [B, G, L, d] of the text for every block; each depends on its own token alone."""
         texts = self.texts(self.project(states_BLE[..., : self.shape.width]), states_BLE)
         rotation = self.rotary(position_ids_BL[:, None])  # the same for all heads
-        return [
-            block.keys_values(text_BLD, rotation)
-            for block, text_BLD in zip([self.block, *self.deeper], texts, strict=True)
-        ]
+        return [block.keys_values(text_BLD, rotation) for block, text_BLD in texts]
 
     def forward(
         self,
@@ -126,19 +123,19 @@ class AttentionBody(nn.Module):
         end = start + text_BKD.shape[1]
         rotation = self.rotary.span(start, end + self.rows, text_BKD.device)
         rows_BRD = self.first_rows(text_BKD[:, -1:], root_BAD)[:, 0]
-        texts = self.texts(text_BKD, states_BKE)
-        for layer, (block, own_BKD) in enumerate(zip([self.block, *self.deeper], texts, strict=True)):
+        for layer, (block, own_BKD) in enumerate(self.texts(text_BKD, states_BKE)):
             rows_BRD = block.step(own_BKD, rows_BRD, rotation, memory, layer)
         memory.crop(end)  # drops the slots' rows: the next draft has other slots there
         return self.norm(rows_BRD[:, -self.frames :])[:, None]
 
-    def texts(self, text_BLD: Tensor, states_BLE: Tensor) -> list[Tensor]:
-        """Return the text that each block sees, given the projected one that all share."""
+    def texts(self, text_BLD: Tensor, states_BLE: Tensor) -> list[tuple[Any, Tensor]]:
+        """Return every block with the text that it sees, given the projected one that all share."""
+        blocks = [self.block, *self.deeper]
         if not self.own_text:
-            return [text_BLD] * self.layers
+            return [(block, text_BLD) for block in blocks]
         width = self.shape.width
         normed_BLE = F.rms_norm(states_BLE.unflatten(-1, (-1, width)), (width,), eps=self.shape.epsilon).flatten(-2)
-        return [text_BLD + own(normed_BLE) for own in self.own_text]
+        return [(block, text_BLD + own(normed_BLE)) for block, own in zip(blocks, self.own_text, strict=True)]
 
     def first_rows(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:
         """Return the rows_BARD of the first block, given the projected states at the anchors."""
