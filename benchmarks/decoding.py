@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ctcdraft.config.build import load_drafter
 from ctcdraft.corpus.chat_template import prompt_tokens
-from ctcdraft.ctc.best_first import best_first_search, compiled_search
+from ctcdraft.ctc.best_first import compiled_search
 from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.decoding import loop
 from ctcdraft.decoding.loop import Context, Drafter, generate
@@ -158,7 +158,6 @@ def search(options: argparse.Namespace) -> None:
         for nodes in (8, 16, 24, 32, 48, 64, 96, 128):
             ways: dict[str, Callable[[], object]] = {
                 "machine code": partial(compiled_search, frames_TC, blank, nodes - 1, options.tokens_per_frame),
-                "best first": partial(best_first_search, frames_TC, blank, nodes - 1, options.tokens_per_frame),
                 "by levels": partial(prefix_search, frames_TC, blank, nodes - 1, options.tokens_per_frame),
             }
             seconds = interleaved(ways, 10 * options.repeats, CLOCKS[options.clock])

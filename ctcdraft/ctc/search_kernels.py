@@ -1,7 +1,7 @@
-"""The loops of `best_first.best_first_search` over arrays, compiled by numba: the only module that imports it.
+"""The loops of `best_first.compiled_search` over arrays, compiled by numba.
 
-All sums are in the order of the Python code, so that both find the same prefixes. numba keeps the machine code on
-disk: only the first search of an installation compiles.
+All sums are in the order of its slow twin in tests/truths_search.py, so that both find the same prefixes. numba keeps
+the machine code on disk: only the first search of an installation compiles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Candidates(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Prefixes by row, row 0 the empty one and row n + 1 node n, with the masses of `best_first.PrefixNode`."""
+    """Prefixes by row, row 0 the empty one and row n + 1 node n, with its forward masses: before every frame."""
 
     token_R: np.ndarray
     parent_R: np.ndarray  # a row
@@ -45,7 +45,7 @@ class Queue(NamedTuple):
 
 @njit(cache=True)
 def search(log_probs_TC, best_TR, blank, nodes, tokens_per_frame, stops_S, depth, min_mass):
-    """Return tokens_N, parents_N and masses_N of `best_first_search`. best_TR: the best classes of every frame."""
+    """Return tokens_N, parents_N and masses_N of `compiled_search`. best_TR: the best classes of every frame."""
     words = candidates(log_probs_TC, best_TR, blank, tokens_per_frame)
     frames, rows = len(log_probs_TC), nodes + 1
     size = rows * len(words.token_W)  # every prefix that is expanded may queue all tokens; nothing checks the bounds
@@ -150,7 +150,7 @@ def most_probable(queue, waiting, found, token_W):
 
 @njit(cache=True)
 def append_prefix(found, row, parent, words, word, mass, blank_T):
-    """Write a prefix with its forward masses: see `best_first.extend_prefix`."""
+    """Write a prefix with its forward masses: a frame begins the token, frames repeat it, blanks follow."""
     token = words.token_W[word]
     found.token_R[row], found.parent_R[row] = token, parent
     found.level_R[row], found.mass_R[row] = found.level_R[parent] + 1, mass

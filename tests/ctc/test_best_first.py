@@ -7,9 +7,10 @@ import itertools
 import pytest
 import torch
 from truths import slow_prefix_search
+from truths_search import best_first_search
 
 from ctcdraft.ctc import best_first
-from ctcdraft.ctc.best_first import best_first_search, compiled_search
+from ctcdraft.ctc.best_first import compiled_search
 from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
@@ -96,10 +97,14 @@ def test_machine_code_does_what_python_does(seed, dtype):
             assert compiled_search(*arguments) == best_first_search(*arguments)
 
 
-def test_without_numba_python_searches(monkeypatch):
+def test_without_numba_the_search_by_levels_gives_the_tree(monkeypatch):
+    log_probs_TC, request = frames(0, 6, 40), TreeRequest(torch.tensor(7), 5, 10, (2,))
+    fast = PrefixSearch(16)(log_probs_TC, request)
     monkeypatch.setattr(best_first, "search_kernels", lambda: None)
-    log_probs_TC = frames(0, 6, 40)
-    assert compiled_search(log_probs_TC, 39, 9, 16) == best_first_search(log_probs_TC, 39, 9, 16)
+    assert compiled_search(log_probs_TC, 39, 9, 16) is None
+    slow = PrefixSearch(16)(log_probs_TC, request)
+    assert torch.equal(fast.tokens_N, slow.tokens_N)
+    assert torch.equal(fast.parents_N, slow.parents_N)
 
 
 @pytest.mark.parametrize("seed", range(6))
