@@ -88,6 +88,7 @@ def test_every_allowed_name_exists_and_is_partial_where_configs_use_it_so():
             "logger=tensorboard",
         ],
         ["drafter=hydra", "engine=muon", "answers=openai"],
+        ["corpus=shipped_head"],
     ],
 )
 def test_the_config_of_a_run_is_read_as_it_was_written(tmp_path, overrides):

@@ -30,11 +30,11 @@ def _targets(package: str, names: str) -> set[str]:
 
 BODIES = _targets("nn", "bodies.AttentionBody bodies.FeedForwardBody bodies.ResidualBody")
 CORRECTIONS = _targets("nn", "logit_correction.GRUCorrection logit_correction.MarkovCorrection")
-DATASETS = _targets("corpus.sources", "gsm8k sharegpt")
+DATASETS = _targets("corpus.sources", "gsm8k project_prompts sharegpt")
 VERIFIERS = _targets("decoding.verification", "k_sequential match multi_round")
 CORPUS_TARGETS = {
     *DATASETS,
-    *_targets("corpus", "sources.mixture sources.project_prompts decontamination.Decontamination"),
+    *_targets("corpus", "sources.mixture decontamination.Decontamination"),
     *_targets("corpus.filters", "Alternation Cleaning ControlTokens Duplicates Empties Language Length Roles"),
 }
 ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
