@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp
@@ -11,8 +11,10 @@ from operator import mul
 
 from torch import Tensor
 
-from ctcdraft.ctc.best_first import TIE_TOLERANCE, FrameMasses, PrefixLists, round_mantissa
+from ctcdraft.ctc.best_first import TIE_TOLERANCE, VELTKAMP_FACTOR, PrefixLists
 from ctcdraft.ctc.prefix_search import check_blank
+
+FrameMasses = Sequence[float]  # one per frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +109,8 @@ def token_probabilities(log_probs_TC: Tensor, blank: int, tokens_per_frame: int)
     columns = log_probs_TC[:, classes].T.tolist()
     # exp of the C library, as in the compiled search: that of torch differs in the last bit.
     return {token: list(map(exp, log_probs_T)) for token, log_probs_T in zip(classes, columns, strict=True)}
+
+
+def round_mantissa(mass: float) -> float:
+    high = mass * VELTKAMP_FACTOR  # the low bits are lost in the sum (Veltkamp 1968)
+    return high - (high - mass)

@@ -1,7 +1,7 @@
-"""Prefix search one prefix at a time, the most probable first: for few nodes on a CPU.
+"""Prefix search one prefix at a time, the most probable first, compiled by numba: for few nodes on a CPU.
 
-It gives what `prefix_search` gives. A level of that costs twenty tensor operations however small the tensors are; a few
-hundred additions cost less.
+It gives what `prefix_search` and `conditioned_prefix_search` give. A level of these costs twenty tensor operations
+however small the tensors are; a few hundred additions cost less.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ctcdraft.ctc.conditioned_search import PrefixStates
 from ctcdraft.ctc.prefix_search import check_blank
+from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
 from ctcdraft.machine_code import load_kernels
 
 # The ranking's precision: masses that agree in 29 significant bits count as equal, as in `prefix_search.py`.
 VELTKAMP_FACTOR = 2.0**24 + 1
 TIE_TOLERANCE = 1 + 1e-8  # larger than that rounding, so that a bound cuts nothing that could still tie
 
-FrameMasses = Sequence[float]  # one per frame
 PrefixLists = tuple[list[int], list[int], list[float]]  # tokens, parents with -1 for the empty prefix, and masses
 
 
@@ -44,14 +45,37 @@ def compiled_search(
     check_blank(log_probs_TC, blank)
     if (kernels := search_kernels()) is None:
         return None
-    limits = nodes, tokens_per_frame
     frames, classes = log_probs_TC.shape
     best_TR = log_probs_TC.topk(min(tokens_per_frame + 1, classes), dim=1).indices
-    # -2 is no token; numba needs at least one to know their type.
-    stops_S, depth = np.array([*stop_token_ids, -2]), frames if depth is None else min(depth, frames)
-    columns = kernels.search(log_probs_TC.detach().numpy(), best_TR.numpy(), blank, *limits, stops_S, depth, min_mass)
-    tokens, parents, masses = (column_N.tolist() for column_N in columns)
-    return tokens, parents, masses
+    frames_TC, depth = log_probs_TC.detach().numpy(), frames if depth is None else min(depth, frames)
+    stops_S = stop_ids_array(stop_token_ids)
+    return to_lists(
+        kernels.search(frames_TC, best_TR.numpy(), blank, nodes, tokens_per_frame, stops_S, depth, min_mass)
+    )
+
+
+def compiled_conditioned_search(
+    log_probs_TC: Tensor,
+    states: PrefixStates,
+    nodes: int,
+    stop_token_ids: Collection[int] = (),
+    depth: int | None = None,
+    topology: Topology = CTC_TOPOLOGY,
+    min_mass: float = 0.0,
+) -> PrefixLists | None:
+    """Return the result of `conditioned_prefix_search` as lists; None without numba or where states are no arrays.
+
+    A prefix exactly as probable as the worst of the best is not expanded: of several that tie for the last ranks others
+    may be selected.
+    """
+    if (kernels := conditioned_kernels()) is None or (arrays := states.arrays()) is None:
+        return None
+    probs_TV, memory_R, *correction = arrays
+    blank_T, stops_S = log_probs_TC[:, -1].double().exp().numpy(), stop_ids_array(stop_token_ids)
+    depth = len(log_probs_TC) if depth is None else min(depth, len(log_probs_TC))
+    frames = kernels.Frames(log_probs_TC.numpy(), probs_TV, blank_T)
+    limits = nodes, stops_S, depth, topology.merges_repeats, min_mass
+    return to_lists(kernels.search(frames, kernels.Correction(*correction), memory_R, *limits))
 
 
 def search_kernels() -> Any:
@@ -59,6 +83,14 @@ def search_kernels() -> Any:
     return load_kernels("ctcdraft.ctc.search_kernels")
 
 
-def round_mantissa(mass: float) -> float:
-    high = mass * VELTKAMP_FACTOR  # the low bits are lost in the sum (Veltkamp 1968)
-    return high - (high - mass)
+def conditioned_kernels() -> Any:
+    return load_kernels("ctcdraft.ctc.conditioned_kernels")
+
+
+def stop_ids_array(stop_token_ids: Collection[int]) -> np.ndarray:
+    return np.array([*stop_token_ids, -2])  # -2 is no token; numba needs at least one to know their type
+
+
+def to_lists(columns: Sequence[np.ndarray]) -> PrefixLists:
+    tokens, parents, masses = (column_N.tolist() for column_N in columns)
+    return tokens, parents, masses

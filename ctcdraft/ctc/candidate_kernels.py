@@ -13,7 +13,7 @@ exactly = njit(cache=True, error_model="numpy")
 
 
 class Candidates(NamedTuple):
-    """Prefixes that may be selected. See `PrefixCandidate`."""
+    """Prefixes that may be selected."""
 
     token_Q: np.ndarray
     row_Q: np.ndarray  # of the parent
@@ -26,12 +26,12 @@ class Candidates(NamedTuple):
 
 
 class Expanded(NamedTuple):
-    """Prefixes whose frames were computed, by row: row 0 is the empty one. See `ExpandedPrefix`."""
+    """Prefixes whose frames were computed, by row: row 0 is the empty one."""
 
     entry_R: np.ndarray  # in the candidates
-    blank_RT: np.ndarray
-    label_RT: np.ndarray
-    scale_RT: np.ndarray
+    blank_RT: np.ndarray  # mass before each frame of the prefix, ending in a blank
+    label_RT: np.ndarray  # and ending in its last token
+    scale_RT: np.ndarray  # see PrefixStates.factors
     memory_KR: np.ndarray
 
 

@@ -1,8 +1,8 @@
-"""The loops of `best_first_conditioned.py` over arrays, compiled by numba, for a recurrent or Markov logit correction.
+"""The loops of `best_first.compiled_conditioned_search`, compiled by numba, for a GRU or Markov logit correction.
 
-Prefixes are expanded one at a time, because here an expansion costs little beyond its products: each of the most
-probable prefixes, while it can still have a child in the tree. The frames and their factors are float32, the masses of
-candidates float64, as in the Python code.
+No prefix is more probable than its parent: once `nodes` candidates are known, only those better than the worst of the
+best `nodes` can have children among these, and every such child raises the bar. Prefixes are expanded in order of
+probability while that holds. The frames and their factors are float32, the masses of candidates float64.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Frames(NamedTuple):
 
 @compiled
 def search(frames, correction, memory_R, nodes, stops_S, depth, merges, min_mass):
-    """Return tokens_N, parents_N and masses_N of `best_first_conditioned_search`."""
+    """Return tokens_N, parents_N and masses_N of `compiled_conditioned_search`."""
     size, steps, rows = 64 * (nodes + 1), len(frames.blank_T), nodes + 1
     found = new_candidates(size)
     masses_3RT = np.empty((3, rows, steps))

@@ -34,9 +34,6 @@ class PrefixStates(Protocol):
     def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:
         """Return the prefixes of these rows, each with one more token."""
 
-    def concat(self, others: Self) -> Self:
-        """Return these prefixes followed by the others, which belong to the same frames."""
-
     def arrays(self) -> Sequence[Any] | None:
         """Return the token probabilities probs_TV, the memory_R of the one prefix, and the fields of
         `conditioned_kernels.Correction`, as contiguous float32 arrays; None where that is not possible."""
@@ -73,7 +70,7 @@ def conditioned_prefix_search(
     # Row 0 is the empty prefix; the prefixes of each level follow those of the level above.
     parent_row, next_row, ranked = 0, 1, [(level.last_K[:0], level.last_K[:0], best_of_all_N)]
     for number in range(1, depth + 1):
-        children = level.children(frames, nodes, best_of_all_N[-1] if len(best_of_all_N) == nodes else None)
+        children = level.children(frames, nodes, best_of_all_N[-1] if 0 < nodes == len(best_of_all_N) else None)
         children = children.rows(top_masses(children.mass_R, nodes))
         ranked.append((children.token_R, children.parent_R + parent_row, children.mass_R))
         count = len(children.mass_R)

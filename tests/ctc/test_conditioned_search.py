@@ -69,9 +69,6 @@ class Forbids:
     def extend(self, tokens_K, rows_K):
         return Forbids(tokens_K.tolist())
 
-    def concat(self, others):
-        return Forbids(self.last + others.last)
-
     def factors(self):
         factor_KW = torch.tensor([[float(last != 0)] * 2 for last in self.last], dtype=torch.float64)
         scale_KT = torch.tensor([[4.0 if last == 0 else 1.0] * 2 for last in self.last], dtype=torch.float64)

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctcdraft.ctc.alignment import collapse
-from ctcdraft.ctc.best_first import compiled_search
-from ctcdraft.ctc.best_first_conditioned import compiled_conditioned_search
+from ctcdraft.ctc.best_first import compiled_conditioned_search, compiled_search
 from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search
 from ctcdraft.ctc.prefix_search import (
     Prefixes,
@@ -144,8 +143,9 @@ def conditioned_tree(log_probs_TC: Tensor, states: PrefixStates, request: TreeRe
     if depth < 1:
         return TokenTree.only_root(root)
     arguments = log_probs_TC, states, request.nodes - 1, request.stop_ids, depth, topology, request.min_path_prob
-    if log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES:
-        return TokenTree.from_lists(root, *compiled_conditioned_search(*arguments))
+    few = log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES
+    if few and (found := compiled_conditioned_search(*arguments)) is not None:
+        return TokenTree.from_lists(root, *found)
     return tree_from_prefixes(conditioned_prefix_search(*arguments), root, depth)
 
 

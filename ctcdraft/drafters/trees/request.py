@@ -93,9 +93,6 @@ class ConditionedFrames:
         """Return the prefixes in these rows, each with one more token."""
         return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], tokens_K))
 
-    def concat(self, others: Self) -> Self:
-        return replace(self, memory_KR=torch.cat([self.memory_KR, others.memory_KR]))
-
     def arrays(self) -> Sequence[Any] | None:
         correction = self.correction.arrays()
         if correction is None or self.log_probs_TC.dtype != torch.float32 or self.memory_KR.dtype != torch.float32:
@@ -144,9 +141,6 @@ class UnconditionedFrames:
 
     def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:
         return type(self)(self.ones_KV[rows_K], self.ones_KT[rows_K])
-
-    def concat(self, others: Self) -> Self:
-        return type(self)(torch.cat([self.ones_KV, others.ones_KV]), torch.cat([self.ones_KT, others.ones_KT]))
 
     def factors(self) -> tuple[Tensor, Tensor]:
         return self.ones_KV, self.ones_KT
