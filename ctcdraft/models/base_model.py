@@ -18,7 +18,7 @@ from ctcdraft.decoding.kv_cache import KVCache, StaticCacheView
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
-from ctcdraft.models.compatibility import checked_context_length, refuse_aux_layers, refuse_unsupported_config
+from ctcdraft.models.compatibility import checked_context_length, refuse_unsupported_config, resolve_aux_layers
 from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
@@ -48,15 +48,14 @@ class BaseLM(nn.Module):
         revision: str | None = None,
         context_length: int | None = None,
         chat_template: str | None = None,
-        aux_layers: Sequence[str | int] = ("last",),
+        aux_layers: Sequence[str | int | float] = ("last",),
         quantization: str | None = None,
     ) -> None:
         super().__init__()
         refuse_unsupported_config(lm.config, name)
         if quantization is None:
             refuse_quantized(lm, name)
-        refuse_aux_layers(aux_layers, lm.config.num_hidden_layers)
-        self.aux_layers = list(aux_layers)
+        self.aux_layers = resolve_aux_layers(aux_layers, lm.config.num_hidden_layers)
         self.static_shapes: StaticShapeForward | None = None  # None: each forward pass has the shape of its tree
         self.quantization = quantization
         self.adapted: str | None = None  # hash of the LoRA trained together with a draft head and merged into lm

@@ -39,7 +39,7 @@ def load_base(
     context_length: int | None = None,
     chat_template_file: str | None = None,
     adapter: str | None = None,
-    aux_layers: Sequence[str | int] = ("last",),
+    aux_layers: Sequence[str | int | float] = ("last",),
     config: Any = None,
     quantization: str | None = None,
     static_shapes: bool = False,
@@ -54,7 +54,8 @@ def load_base(
 
     Args:
         adapter: a peft LoRA folder or hub id that is merged before freezing.
-        aux_layers: "last", then the auxiliary layers whose hidden states drafters read (0: the embeddings, k: layer k).
+        aux_layers: "last", then the auxiliary layers whose hidden states drafters read (0: the embeddings, k: layer k,
+            a fraction: that share of all layers).
         config: ignored here; meta.py reads it for plans without weights.
         quantization: a key of checkpoints.QUANTIZATION_PACKAGES.
         static_shapes: pad trees to a few static shapes, each of which a GPU captures as a CUDA graph.

@@ -74,7 +74,7 @@ def build_meta_base(
     attention: str = "sdpa",
     context_length: int | None = None,
     chat_template_file: str | None = None,
-    aux_layers: Sequence[str | int] = ("last",),
+    aux_layers: Sequence[str | int | float] = ("last",),
     config: Any = None,
     **irrelevant_to_size: Any,
 ) -> BaseLM:
