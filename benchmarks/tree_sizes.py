@@ -1,0 +1,104 @@
+"""`decoding.nodes=adaptive` and `=auto` against every fixed tree size, with the overrides of evaluate.py.
+
+    python benchmarks/tree_sizes.py 'contestants=[RUN]' benchmark=gsm8k benchmark.path=FILE benchmark.limit=40 threads=1
+
+Both are calibrated on sizing.path. Then all sizes, both choices and autoregression answer the first turns of the
+benchmark, in an order that is shuffled for every question. Prints the speed-up of every arm, the predicted one, and
+adaptive trees relative to the fixed size that turned out best on this benchmark; one contestant after another.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+
+from ctcdraft.config.cli import compose_config, register_resolvers
+from ctcdraft.config.contestants import build_contestant, load_base, resolve_contestants
+from ctcdraft.drafters.adaptive import AdaptiveDrafter
+from ctcdraft.drafters.tree_policy import AdaptivePolicy
+from ctcdraft.evaluation.bootstrap import ratio_interval
+from ctcdraft.evaluation.contestants import EvaluationSetup, generate_answer
+from ctcdraft.evaluation.environment import environment, hardware_name
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.replay.calibration import choose_adaptive
+from ctcdraft.evaluation.replay.tree_size import choose_fixed
+from ctcdraft.evaluation.runner import turn_prompt
+
+Arms = Mapping[str, tuple[Any, int]]  # drafter and tree size
+
+
+def main() -> None:
+    register_resolvers()
+    config = compose_config("evaluate", *sys.argv[1:])
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    entries, benchmark = resolve_contestants(config), instantiate(config.benchmark)
+    sizing = instantiate(config.sizing, _convert_="all")
+    sizing = replace(sizing, nodes=sizing.adaptive_nodes)
+    sizes = sizing.nodes
+    settings = instantiate(config.decoding, nodes=sizes[-1])
+    print(f"{hardware_name(torch.device(config.device))}, {environment()['git']}, {' '.join(sys.argv[1:])}")
+    for name, entry in entries.items():
+        if name == AUTOREGRESSIVE:
+            continue
+        base = load_base(config, {name: entry})  # heads may read different layers of it
+        autoregressive = build_contestant(entries[AUTOREGRESSIVE], base).drafter
+        drafter = build_contestant(entry, base).drafter
+        setup = EvaluationSetup(base, {AUTOREGRESSIVE: autoregressive, name: drafter}, settings, config.seed)
+        prompts = sizing.calibration_prompts(benchmark.prompts)
+        chosen = choose_adaptive(setup, sizing, prompts, benchmark.prompts)[name]
+        policy = AdaptivePolicy.from_json(chosen["policy"])
+        arms: dict[str, tuple[Any, int]] = {f"{nodes} nodes": (drafter, nodes) for nodes in sizes}
+        arms |= {"adaptive": (AdaptiveDrafter(drafter, policy), sizes[-1]), AUTOREGRESSIVE: (autoregressive, 1)}
+        if getattr(drafter, "has_nested_trees", True):  # others cannot be replayed
+            arms["auto"] = drafter, choose_fixed(setup, sizing, prompts, benchmark.prompts)[name]["chosen"]
+        predicted = {f"{size['nodes']} nodes": size["predicted_speedup"] for size in chosen["sizes"]}
+        texts = [turn_prompt(base, prompt, [])[0] for prompt in benchmark.prompts]
+        report(f"{benchmark.name} {name}", predicted | {"adaptive": policy.rate}, *measure(setup, arms, texts))
+        for row in chosen["reliability"]:
+            print(f"{benchmark.name} {name} from {row['from']:.1f}: {row['nodes']} nodes, "
+                  f"probability {row['probability']:.3f}, accepted {row['accepted']:.3f}")  # fmt: skip
+
+
+def measure(setup: EvaluationSetup, arms: Arms, texts: Sequence[torch.Tensor]) -> tuple[dict, dict, int]:
+    """Return seconds and decoding steps of every arm by question, and the number of answers that differ."""
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+    steps: dict[str, list[int]] = {arm: [] for arm in arms}
+    unequal, base = 0, setup.base
+    for number, prompt_L in enumerate([texts[0], *texts]):  # the first one warms up
+        answers = {}
+        for arm in random.Random(number).sample(list(arms), len(arms)):
+            drafter, nodes = arms[arm]
+            settings = replace(setup.settings, nodes=nodes)
+            answers[arm] = generate_answer(base, drafter, prompt_L, settings, base.stop_token_ids, number)
+            if number:
+                seconds[arm].append(answers[arm].seconds_prefill + answers[arm].seconds_decode)
+                steps[arm].append(len(answers[arm].passes))
+        unequal += sum(answer.tokens != answers[AUTOREGRESSIVE].tokens for answer in answers.values())
+    return seconds, steps, unequal
+
+
+def report(name: str, predicted: Mapping[str, float], seconds: Mapping, steps: Mapping, unequal: int) -> None:
+    """Print an arm per line, and adaptive trees against the best fixed size."""
+    total = {arm: sum(times) for arm, times in seconds.items()}
+    for arm in seconds:
+        low, high = ratio_interval(seconds[AUTOREGRESSIVE], seconds[arm], 0) or (0.0, 0.0)
+        tau = sum(steps[AUTOREGRESSIVE]) / sum(steps[arm])  # autoregression commits one token in every step
+        print(
+            f"{name} {arm}: tau {tau:.3f}, speed-up {total[AUTOREGRESSIVE] / total[arm]:.3f} [{low:.3f}, {high:.3f}]"
+            + (f", predicted {predicted[arm]:.3f}" if arm in predicted else "")
+        )
+    best = min((arm for arm in total if arm.endswith(" nodes")), key=total.__getitem__)
+    low, high = ratio_interval(seconds[best], seconds["adaptive"], 0) or (0.0, 0.0)
+    ratio = total[best] / total["adaptive"]
+    print(f"{name} adaptive / best fixed ({best}): {ratio:.3f} [{low:.3f}, {high:.3f}], {unequal} answers differ")
+
+
+if __name__ == "__main__":
+    main()
