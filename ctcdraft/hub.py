@@ -23,7 +23,6 @@ from torch import Tensor
 import ctcdraft
 from ctcdraft.config.allowed import parse_trust, read_run_config
 from ctcdraft.config.build import load_drafter
-from ctcdraft.config.contestants import short_hash
 from ctcdraft.config.published_head import (
     CARD_FILE,
     CONFIG_FILE,
@@ -43,6 +42,7 @@ from ctcdraft.io import atomic_write
 from ctcdraft.model_card import model_card
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.compatibility import refuse_inexact_tree_attention
+from ctcdraft.models.fingerprint import short_hash
 from ctcdraft.models.loading import looks_like_folder
 from ctcdraft.training.run_directory import RunDirectory
 
@@ -59,6 +59,8 @@ class PublishedHead(ModelHubMixin):
     policy that an evaluation with decoding.nodes=adaptive stored, and is the default where there is one.
     """
 
+    dtype: torch.dtype | None = None  # of saved weights; None: the base's
+
     def __init__(self, drafter: DraftHead, base: BaseLM, config_values: Mapping[str, Any], card: str) -> None:
         self.drafter = drafter
         self.base = base
@@ -68,10 +70,14 @@ class PublishedHead(ModelHubMixin):
         self.nodes: int | str = int(config_values["nodes"]) if self.policy is None else ADAPTIVE
 
     @classmethod
-    def from_run(cls, run: str | Path, base: BaseLM, trust: Collection[str] = ()) -> Self:
+    def from_run(
+        cls, run: str | Path, base: BaseLM, trust: Collection[str] = (), dtype: torch.dtype | None = None
+    ) -> Self:
         """Return the head of a run directory, with a model card from the run and its evaluations.
 
-        trust: see from_pretrained.
+        Args:
+            trust: see from_pretrained.
+            dtype: of the saved weights; torch.float16 halves the file. None: the base's.
         """
         directory = RunDirectory(Path(run))
         if "adapter" in directory.base_fingerprint():
@@ -91,12 +97,16 @@ class PublishedHead(ModelHubMixin):
         policy = newest_policy(directory, config["drafter"]["name"])
         config_values |= {} if policy is None else {"policy": policy}
         card = model_card(directory.path, config, config_values["fingerprint"], drafter)
-        return cls(drafter, base, config_values, card)
+        head = cls(drafter, base, config_values, card)
+        head.dtype = dtype
+        return head
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        trained = self.drafter.trainable_state_dict()
-        # safetensors refuses tensors that are not contiguous.
-        tensors = {name: value.detach().cpu().contiguous() for name, value in trained.items()}
+        tensors = {}
+        for name, value in self.drafter.trainable_state_dict().items():
+            dtype = self.dtype if value.is_floating_point() else None
+            # safetensors refuses tensors that are not contiguous.
+            tensors[name] = value.detach().to("cpu", dtype or value.dtype).contiguous()
         atomic_write(save_directory / WEIGHTS_FILE, lambda temporary: save_file(tensors, temporary))
         (save_directory / CONFIG_FILE).write_text(json.dumps(self.config_values, indent=2) + "\n")
         (save_directory / CARD_FILE).write_text(self.card)

@@ -9,7 +9,7 @@ from tiny_models import EOS_ID, random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.models.compatibility import refuse_unsupported_config, resolve_aux_layers
+from ctcdraft.models.compatibility import refuse_unsupported_config
 from ctcdraft.models.loading import load_base
 
 
@@ -167,22 +167,6 @@ def test_a_context_beyond_the_supported_length_is_refused(length):
                  "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
     scaled = random_lm(context=512, rope_parameters=rope)
     assert BaseLM(scaled, tiny_tokenizer(), "x", context_length=512).context_length == 512
-
-
-@pytest.mark.parametrize(
-    "aux_layers", [[], ["first"], [1], ["last", "last"], ["last", 2], ["last", -1], ["last", 1.0], ["last", 0.0]]
-)
-def test_wrong_auxiliary_layers_are_input_errors(aux_layers):
-    base = random_base()
-    with pytest.raises(
-        InputError, match=r"base\.aux_layers must be .*layers from 0 to 1 or fractions of them, as in \[last,1\]"
-    ):
-        BaseLM(base.lm, base.tokenizer, "x", aux_layers=aux_layers)
-
-
-@pytest.mark.parametrize(("layers", "expected"), [(2, [1, 1]), (12, [4, 11]), (32, [11, 29]), (36, [12, 33])])
-def test_fractions_name_layers_of_a_base_of_any_depth(layers, expected):
-    assert resolve_aux_layers(["last", 0.33, 0.92], layers) == ["last", *expected]
 
 
 def test_auxiliary_layers_are_part_of_the_fingerprint():

@@ -113,6 +113,19 @@ def test_in_another_process_the_output_is_that_of_generate(home):
     assert found["weights"] == hashlib.sha256(weights.encode()).hexdigest()
 
 
+def test_half_precision_halves_the_file_and_changes_no_token(home, tmp_path):
+    whole = PublishedHead.from_run(home / "run", random_base())
+    PublishedHead.from_run(home / "run", random_base(), dtype=torch.float16).save_pretrained(tmp_path)
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path, home / "head")]
+    assert sizes[0] < 0.6 * sizes[1]
+    model = random_lm()
+    head = PublishedHead.from_pretrained(tmp_path, model=model, tokenizer=tiny_tokenizer())
+    for name, weight in head.drafter.trainable_state_dict().items():
+        assert torch.equal(weight, whole.drafter.trainable_state_dict()[name].half().float())
+    ids = model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate)
+    assert torch.equal(ids, random_lm().generate(PROMPT, **ASKED, do_sample=False))
+
+
 def test_the_snippet_of_an_old_model_card_runs(home):
     """Cards of heads that were published before ctcdraft.published became ctcdraft.hub."""
     model, names = random_lm(), {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -24,7 +23,8 @@ from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.contestants import Contestant, StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.models.fingerprint import weights_hash
+from ctcdraft.models.aux_layers import view_of_layers
+from ctcdraft.models.fingerprint import short_hash, text_hash, weights_hash
 from ctcdraft.objectives.compatibility import mismatch, refuse_incompatible
 from ctcdraft.renamed import current, current_option
 from ctcdraft.training.run_directory import RunDirectory
@@ -174,7 +174,7 @@ def load_base(config: DictConfig, entries: Mapping[str, ContestantConfig]) -> An
     runs = [run for entry in entries.values() for run in entry.runs()]
     of_runs = [run_base_config(run) for run in runs if not run.published]
     if "_target_" in config.base:
-        node: Any = OmegaConf.merge(config.base, *(run.config.base for run in runs if run.published))
+        node: Any = config.base
     elif of_runs:
         node = OmegaConf.merge(of_runs[0], {key: value for key, value in config.base.items() if value is not None})
     else:
@@ -183,6 +183,8 @@ def load_base(config: DictConfig, entries: Mapping[str, ContestantConfig]) -> An
         raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
     if node.path is None:  # base=shape has random weights and takes none of these
         node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map", "quantization")])
+    layers = [layer for of in (node, *(run.config.base for run in runs)) for layer in of.get("aux_layers", ["last"])]
+    node = OmegaConf.merge(node, {"aux_layers": list(dict.fromkeys(layers))})  # each head takes its own of them
     return instantiate(node, device=config.device, dtype=config.dtype).for_inference()
 
 
@@ -224,11 +226,11 @@ def load_contestant(entry: ContestantConfig, path: Path, base: Any) -> Contestan
     if entry.published:
         drafter, weights, fingerprint = open_published_head(path, base, entry.trust, tree)
     else:
-        drafter, weights = load_drafter(path, base, tree, entry.trust), run.head
-        fingerprint = json.loads(run.fingerprint.read_text())
+        fingerprint, weights = run.base_fingerprint(), run.head
+        drafter = load_drafter(path, view_of_layers(base, fingerprint.get("taps", ["last"])), tree, entry.trust)
     parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     # The config too: the same weights with another beam width are another contestant.
-    hashes = (short_hash(json.dumps(config, sort_keys=True).encode()), short_hash(weights.read_bytes()))
+    hashes = (text_hash(json.dumps(config, sort_keys=True)), short_hash(weights.read_bytes()))
     identity = f"config {hashes[0]}, weights {hashes[1]}{identity_suffix(drafter)}"
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None
     frame_tree = getattr(drafter, "frame_tree", None)
@@ -244,7 +246,3 @@ def identity_suffix(drafter: Any) -> str:
     if module.__name__.partition(".")[0] == "ctcdraft" or getattr(module, "__file__", None) is None:
         return suffix
     return f"{suffix}, code {short_hash(Path(str(module.__file__)).read_bytes())}"
-
-
-def short_hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]

@@ -57,7 +57,7 @@ class ParallelDrafter(DraftHead):
         self.frames = check_int(frames, "drafter.frames")
         refuse_other_tree(self, tree, from_frames=True)
         config = replace(base_block_config(base.lm, base.context_length), state_layers=len(base.aux_layers))
-        self.width = base.width
+        self.width, self.state_columns = base.width, base.state_columns
         self.body: Any = body(config, frames).to(base.device)
         self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
         self.embedding = base.embedding
@@ -83,6 +83,8 @@ class ParallelDrafter(DraftHead):
         The auxiliary layers follow the fused state where the body's blocks have text of their own.
         """
         states_BLD = states_BLD.to(self.dtype)
+        if self.state_columns is not None:
+            states_BLD = states_BLD[..., self.state_columns]
         if self.fuse is None:
             return states_BLD
         fused_BLD = self.fuse(states_BLD)

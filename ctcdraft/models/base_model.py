@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from ctcdraft.decoding.kv_cache import KVCache, StaticCacheView
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.models.aux_layers import resolve_aux_layers
 from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
-from ctcdraft.models.compatibility import checked_context_length, refuse_unsupported_config, resolve_aux_layers
+from ctcdraft.models.compatibility import checked_context_length, refuse_unsupported_config
 from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
@@ -56,6 +57,7 @@ class BaseLM(nn.Module):
         if quantization is None:
             refuse_quantized(lm, name)
         self.aux_layers = resolve_aux_layers(aux_layers, lm.config.num_hidden_layers)
+        self.state_columns: Tensor | None = None  # those of its hidden states that a head reads; see view_of_layers
         self.static_shapes: StaticShapeForward | None = None  # None: each forward pass has the shape of its tree
         self.quantization = quantization
         self.adapted: str | None = None  # hash of the LoRA trained together with a draft head and merged into lm

@@ -8,7 +8,6 @@ still compute them, and it must give the paths of a forked tree the logits that 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,26 +60,6 @@ def refuse_unsupported_config(config: Any, name: str) -> None:
             f"base {name} has {', '.join(sorted(reasons))}: a token tree cannot be verified and rolled back exactly; "
             "use a base with full or sliding attention in every layer"
         )
-
-
-def resolve_aux_layers(aux_layers: Sequence[str | int | float], layers: int) -> list[str | int]:
-    """Return base.aux_layers with fractions as layer numbers: [last, 0.33] of 12 layers -> [last, 4].
-
-    Raises:
-        InputError: for values that name no layers of the base.
-    """
-    inner = [
-        min(round(layer * layers), layers - 1) if isinstance(layer, float) and 0 < layer < 1 else layer
-        for layer in aux_layers[1:]
-    ]
-    if list(aux_layers[:1]) != ["last"] or any(
-        not isinstance(layer, int) or not 0 <= layer < layers for layer in inner
-    ):
-        raise InputError(
-            f'base.aux_layers must be "last" and then layers from 0 to {layers - 1} or fractions of them, as in '
-            f"[last,{layers // 2}] or [last,0.5], got {list(aux_layers)}"
-        )
-    return ["last", *inner]
 
 
 @dataclass(frozen=True)

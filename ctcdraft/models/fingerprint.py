@@ -29,8 +29,12 @@ def base_fingerprint(base: Any) -> dict[str, Any]:
     }
 
 
+def short_hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def text_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return short_hash(text.encode())
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

@@ -1,0 +1,108 @@
+"""Heads that read different layers of one base are evaluated together, and each drafts what it drafts alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from tiny_models import random_base, random_lm, tiny_tokenizer
+
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import compose_config
+from ctcdraft.config.contestants import build_contestant, load_base, resolve_contestants
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.verification import match
+from ctcdraft.errors import InputError
+from ctcdraft.hub import PublishedHead
+from ctcdraft.models.aux_layers import resolve_aux_layers, view_of_layers
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.training.run_directory import RunDirectory
+
+HEADS = {
+    "all": ["drafter=ctc", "drafter.frames=3", "base.aux_layers=[last,1,0]", "drafter.body.own_text=true"],
+    "other": ["drafter=ctc", "drafter.frames=3", "base.aux_layers=[last,1]"],
+    "last": ["drafter=medusa", "drafter/tree=per_frame", "base.aux_layers=[last]"],
+    "eagle": ["drafter=eagle", "base.aux_layers=[last]"],
+}
+
+
+@pytest.mark.parametrize(
+    "aux_layers", [[], ["first"], [1], ["last", "last"], ["last", 2], ["last", -1], ["last", 1.0], ["last", 0.0]]
+)
+def test_wrong_auxiliary_layers_are_input_errors(aux_layers):
+    base = random_base()
+    sentence = r"base\.aux_layers must be .*layers from 0 to 1 or fractions of them, as in \[last,1\]"
+    with pytest.raises(InputError, match=sentence):
+        BaseLM(base.lm, base.tokenizer, "x", aux_layers=aux_layers)
+
+
+@pytest.mark.parametrize(("layers", "expected"), [(2, [1]), (12, [4, 11]), (32, [11, 29]), (36, [12, 33])])
+def test_fractions_name_layers_of_a_base_of_any_depth(layers, expected):
+    assert resolve_aux_layers(["last", 0.33, 0.92], layers) == ["last", *expected]
+
+
+def test_a_view_is_the_base_where_nothing_differs_or_a_layer_is_absent():
+    base = random_base()
+    assert view_of_layers(base, ["last"]) is base
+    assert view_of_layers(base, ["last", 1]) is base
+    several = BaseLM(base.lm, base.tokenizer, "x", aux_layers=["last", 1, 0])
+    view = view_of_layers(several, ["last", 0])
+    assert (view.fingerprint()["taps"], several.fingerprint()["taps"]) == (["last", 0], ["last", 1, 0])
+    assert view.state_columns.tolist() == [*range(base.width), *range(2 * base.width, 3 * base.width)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run directories of untrained heads, one of them also as a published head, and the base of each."""
+    home = tmp_path_factory.mktemp("runs")
+    random_lm().save_pretrained(home / "base")
+    tiny_tokenizer().save_pretrained(home / "base")
+    for number, (name, overrides) in enumerate(HEADS.items()):
+        config = compose_config("train", "base=local", f"base.path={home / 'base'}", "device=cpu", *overrides)
+        base = instantiate(config.base, _convert_="all").for_inference()
+        torch.manual_seed(number)
+        run = RunDirectory(home / name)
+        run.create(OmegaConf.to_yaml(config, resolve=True), base.fingerprint() | {"corpus": "none"}, overwrite=False)
+        run.save_head(build_drafter(config.drafter, base))
+        PublishedHead.from_run(run.path, base).save_pretrained(home / f"published_{name}")
+    return home
+
+
+def built(home, *names):
+    config = compose_config(
+        "evaluate", f"contestants=[{','.join(str(home / name) for name in names)}]", "device=cpu", "base=local",
+        f"base.path={home / 'base'}",
+    )  # fmt: skip
+    entries = resolve_contestants(config)
+    base = load_base(config, entries)
+    return base, {entry.run.name: build_contestant(entry, base) for entry in entries.values() if entry.run is not None}
+
+
+@torch.inference_mode()
+def test_together_every_head_drafts_what_it_drafts_alone(runs):
+    base, together = built(runs, "last", "published_other", "all", "eagle", "published_last")
+    assert base.aux_layers[0] == "last"
+    assert sorted(base.aux_layers[1:]) == [0, 1]
+    settings = DecodingSettings(24, 8, 0.0, 0, 1.0, match, lossless=True)
+    drafted = set()
+    for name, contestant in together.items():
+        alone_base, alone = built(runs, name)
+        assert (len(alone_base.aux_layers) < 3) == (name != "all")
+        assert alone[name].identity == contestant.identity
+        for text in ([5, 6, 7, 8], [9, 3, 3, 4, 11]):
+            ours, theirs = (
+                generate(on, one.drafter, torch.tensor(text), settings, set(), 0)
+                for on, one in ((base, contestant), (alone_base, alone[name]))
+            )
+            assert ours.tokens == theirs.tokens
+            assert ours.passes == theirs.passes
+            drafted |= {name} if any(step.nodes > 1 for step in ours.passes) else set()
+    assert drafted == set(together)
+
+
+def test_a_head_without_its_layers_is_refused(runs):
+    entries = resolve_contestants(compose_config("evaluate", f"contestants=[{runs / 'all'}]"))
+    with pytest.raises(InputError, match="they differ in taps"):
+        build_contestant(entries["ctc"], random_base())
