@@ -1,4 +1,4 @@
-"""The recipe of the embedded base. It knows the order of the work and its files, and no mathematics.
+"""The commands that make the embedded base, in order.
 
     python data/tiny/build.py prompts
     python data/tiny/build.py tokenizer --data DIR
@@ -43,18 +43,15 @@ def make_prompts(options: argparse.Namespace) -> None:
     for split, (questions, topics) in made.items():
         lines = [
             {
-                "id": f"problem-{number:05d}",
+                "id": f"problem-{n:05d}",
                 "category": "word_problem",
                 "turns": [row["question"]],
                 "reference": row["result"],
             }
-            for number, row in enumerate(questions)
+            for n, row in enumerate(questions)
         ]
-        lines += [
-            {"id": f"chat-{number:05d}", "category": "chat", "turns": [row["prompt"]]}
-            for number, row in enumerate(topics)
-        ]
-        if split == "train":  # what the base never saw: there it says what it says on questions of other people
+        lines += [{"id": f"chat-{n:05d}", "category": "chat", "turns": [row["prompt"]]} for n, row in enumerate(topics)]
+        if split == "train":  # prompts of kinds that the base was not trained on, as those of real users are
             strange = {
                 "task": [row["prompt"] for row in tasks.prompts()],
                 "twist-problem": twists.problem_prompts(1500, seed=2026),
@@ -70,7 +67,7 @@ def make_prompts(options: argparse.Namespace) -> None:
 
 
 def make_tokenizer(options: argparse.Namespace) -> None:
-    """A byte-level BPE of 4,096 words in which every digit stands alone."""
+    """A byte-level BPE of 4,096 tokens in which every digit is a token of its own."""
     import corpus
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -101,7 +98,7 @@ def make_tokenizer(options: argparse.Namespace) -> None:
     )
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(BASE)
-    print(f"tokenizer: {len(tokenizer)} words, from {sum(map(len, texts)):,} characters")
+    print(f"tokenizer: {len(tokenizer)} tokens, from {sum(map(len, texts)):,} characters")
 
 
 def load_tokenizer():
@@ -117,7 +114,7 @@ def encoder(tokenizer):
     turns = ["Hello there!", "Hi. 12 + 3 = 15.", "Thanks", "Bye!"]
     messages = [{"role": ("user", "assistant")[n % 2], "content": turn} for n, turn in enumerate(turns)]
     if tokenizer.apply_chat_template(messages, tokenize=False) != corpus.render(turns):
-        raise ValueError("the chat template and corpus.render disagree; make them say the same before training")
+        raise ValueError("the chat template and corpus.render disagree; make them equal before training")
     return lambda texts: [row.ids for row in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
@@ -170,18 +167,9 @@ def train(options: argparse.Namespace) -> None:
         ship(model, tokenizer, folder or BASE)
 
     held_out = held_out_rows(options.data, tokenizer, training.SHORT, limit=16)
+    chosen = {name: getattr(options, name) for name in ("rate", "micro", "every", "stop")}
     training.train(
-        rows,
-        held_out,
-        options.work,
-        options.steps,
-        kind=options.optimizer,
-        rate=options.rate,
-        micro=options.micro,
-        every=options.every,
-        stop=options.stop,
-        workers=options.threads,
-        save=save,
+        rows, held_out, options.work, options.steps, options.optimizer, workers=options.threads, save=save, **chosen
     )
 
 
@@ -198,7 +186,7 @@ def ship(model, tokenizer, folder: Path) -> None:
 
 
 def unloop(options: argparse.Namespace) -> None:
-    """Go on from the last checkpoint of the training in `--work`: fewer answers in circles."""
+    """Continue from the last checkpoint in `--work` with a loss against repetition."""
     import corpus
     import numpy as np
     import torch
@@ -211,7 +199,7 @@ def unloop(options: argparse.Namespace) -> None:
     model.load_state_dict(torch.load(options.work / "checkpoint.pt", weights_only=True)["model"])
     sources = corpus.conversations(options.data, held_out=False)
     lines = [json.loads(line) for line in (PROMPTS / "train.jsonl").read_text().splitlines()]
-    sources["prompts"] = [line["turns"] for line in lines]  # strange ones, on which it goes round in circles most
+    sources["prompts"] = [line["turns"] for line in lines]  # unfamiliar ones, on which it repeats itself most
     contexts = prompt_stream(sources, corpus.SHARES | {"prompts": 0.2}, encoder(tokenizer), corpus.render)
     closers = {index for word, index in tokenizer.get_vocab().items() if word.endswith((".", "!", "?", "Ċ", '."'))}
     rows = np.load(options.work / f"rows-{training.SHORT}.npy")

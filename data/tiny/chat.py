@@ -1,4 +1,4 @@
-"""Small talk by topic, filled in from a table. It knows prompts and short answers, and no model."""
+"""Small talk by topic: prompts and short answers, filled in from the templates of topics.py."""
 
 import random
 import re
@@ -18,12 +18,12 @@ FITTING = {
     "advice": " You can do it!",
     "animals": " Have fun with it!",
 }
-# These topics carry their own beginning and end, which a general opener or closer would spoil.
+# These topics carry their own beginning and end, to which no general opener or closer is added.
 PLAIN = {"greeting", "thanks", "stories", "roleplay", "lists", "words", "feelings"}
 
 
 def prompts(split: str) -> list[dict]:
-    """Every prompt of a split's topics once, in an order that mixes the topics."""
+    """Return every prompt of a split's topics once, topics mixed."""
     topics = {"train": TRAIN, "held_out": HELD_OUT}[split]
     made, seen = [], set()
     for name, topic in topics.items():
@@ -38,7 +38,7 @@ def prompts(split: str) -> list[dict]:
 
 
 def pairs(count: int, seed: int) -> list[dict]:
-    """Up to `count` different prompts with a short answer each, from the training topics."""
+    """Return up to `count` different prompts with a short answer each, from the training topics."""
     rng = random.Random(f"pairs-{seed}")
     made: dict[tuple[str, str], dict] = {}
     for _ in range(20 * count):
@@ -74,7 +74,7 @@ def _text(template: str, scope: dict[str, str]) -> str:
 
 
 def _lower(sentence: str) -> str:
-    """A sentence that goes on after a comma; names and `I` keep their capital."""
+    """Return the sentence as it continues after a comma; names and `I` keep their capital."""
     first = sentence.split()[0]
     keep = first == "I" or first in {"Paris", "Rome", "London", "Tokyo", "Berlin", "New", "Lisbon", "French"}
     return sentence if keep else sentence[0].lower() + sentence[1:]

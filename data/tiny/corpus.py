@@ -1,4 +1,4 @@
-"""What the base reads: sources, their shares, and packing. It knows texts and token ids, and no model.
+"""Training data of the base: sources, their shares, and packing.
 
 A conversation is a list of turns, user first, assistant last.
 """
@@ -36,12 +36,12 @@ SHAREGPT = {
 SHARES = {"gsm8k": 0.23, "problems": 0.29, "chat": 0.06, **{name: row[0] for name, row in SHAREGPT.items()}}
 ENDINGS = tuple(".!?\"')]}`*")
 GSM8K_HELD_OUT = 200
-LONGEST = 450  # characters; small models that read long answers learn to go round in circles
-OWN_PROBLEMS = 101_814  # in 3,000 steps hardly one is read twice
+LONGEST = 450  # characters; small models trained on long answers repeat themselves
+OWN_PROBLEMS = 101_814  # in 3,000 steps hardly any is repeated
 
 
 def render(turns: list[str], answer_next: bool = False) -> str:
-    """The chat template in plain code, a hundred times faster; build.py checks that both agree."""
+    """Render the chat template in Python, a hundred times faster; build.py checks that both agree."""
     text = "<|bos|>"
     for number, turn in enumerate(turns):
         text += f"{'<|assistant|>' if number % 2 else '<|user|>'}\n{turn.strip()}<|end|>\n"
@@ -64,7 +64,7 @@ def own_problems() -> list[dict]:
 
 
 def conversations(data: Path, held_out: bool) -> dict[str, list[list[str]]]:
-    """Every source's conversations, for training or held out."""
+    """Return every source's conversations, for training or held out."""
     grade_school = gsm8k(data, "train")
     random.Random("gsm8k").shuffle(grade_school)
     sources = {"gsm8k": grade_school[:GSM8K_HELD_OUT] if held_out else grade_school[GSM8K_HELD_OUT:]}
@@ -93,7 +93,7 @@ def _sharegpt(data: Path, name: str, held_out: bool) -> Iterator[list[str]]:
 
 
 def _cut(turns: list[str], longest: int, checked: bool) -> list[str]:
-    """The exchanges before the first answer that is too long or breaks off."""
+    """Return the exchanges before the first answer that is too long or breaks off."""
     for number in range(1, len(turns), 2):
         question, answer = turns[number - 1 : number + 1]
         if (
@@ -106,7 +106,7 @@ def _cut(turns: list[str], longest: int, checked: bool) -> list[str]:
 
 
 def stream(documents: list[list[int]], tokens: int, length: int, rng: random.Random) -> list[list[int]]:
-    """Documents in random order, again and again, until `tokens` are reached; each cut to `length`."""
+    """Return documents in random order, repeated until `tokens` are reached; each is cut to `length`."""
     taken, count = [], 0
     while count < tokens:
         order = list(range(len(documents)))
@@ -121,7 +121,7 @@ def stream(documents: list[list[int]], tokens: int, length: int, rng: random.Ran
 
 
 def pack(documents: list[list[int]], length: int, rng: random.Random, window: int = 400) -> np.ndarray:
-    """Rows of whole documents, filled from `window` waiting ones: no row starts in mid-sentence."""
+    """Pack whole documents into rows, each filled from the next `window` documents."""
     rng.shuffle(documents)
     rows, waiting, position = [], [], 0
     while waiting or position < len(documents):
@@ -144,7 +144,7 @@ def packed(
     encode: Callable[[list[str]], list[list[int]]],
     phases: dict[int, int],
 ) -> tuple[dict[int, np.ndarray], dict[str, int]]:
-    """For each phase (row length: tokens) the packed rows, and how many tokens each source gave."""
+    """Return the packed rows of each phase (row length: tokens), and the tokens of each source."""
     ids = {name: encode([render(turns) for turns in turns_list]) for name, turns_list in sources.items()}
     rows, counts = {}, dict.fromkeys(SHARES, 0)
     for length, tokens in phases.items():

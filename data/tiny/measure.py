@@ -1,4 +1,4 @@
-"""What the trained base can do, in numbers. It reads a finished model and trains nothing."""
+"""Measurements of the trained base: held-out loss, ended and repetitive answers, accuracy."""
 
 import json
 import re
@@ -17,7 +17,7 @@ BATCH = 30
 
 
 def repeated_4grams(ids: list[int]) -> float:
-    """Share of a text's 4-grams that occurred before in the same text.
+    """Return the share of a text's 4-grams that occurred before in the same text.
 
     1 2 3 4 1 2 3 4  ->  five 4-grams, the last of them (1 2 3 4) for the second time: 0.2
     """
@@ -32,7 +32,7 @@ def final_number(answer: str) -> str | None:
 
 @torch.no_grad()
 def answers(model, tokenizer, questions: list[str]) -> list[list[int]]:
-    """Greedy answers, up to NEW_TOKENS; the end token is kept where there is one."""
+    """Return greedy answers of up to NEW_TOKENS, with the end token where there is one."""
     made = []
     for start in range(0, len(questions), BATCH):
         texts = [corpus.render([question], answer_next=True) for question in questions[start : start + BATCH]]
@@ -45,7 +45,7 @@ def answers(model, tokenizer, questions: list[str]) -> list[list[int]]:
 
 
 def row(name: str, model, tokenizer, questions: list[str], references: list[str] | None) -> tuple[str, list[str]]:
-    """A line of the table, and the answers as text."""
+    """Return a line of the table, and the answers as text."""
     made = answers(model, tokenizer, questions)
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in made]
     ended = np.mean([ids[-1] == training.END for ids in made])

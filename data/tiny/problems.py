@@ -1,4 +1,4 @@
-"""Word problems with worked answers, filled in from a table. It knows no model and no tokenizer."""
+"""Word problems with worked answers, filled in from the templates of templates.py."""
 
 import random
 import re
@@ -31,7 +31,7 @@ BRACES = re.compile(r"\{([^{}]+)\}")
 
 
 def problems(split: str, count: int, seed: int, exclude: frozenset[str] = frozenset()) -> list[dict]:
-    """`count` problems with different question texts, spread evenly over the templates of a split.
+    """Return `count` problems with different question texts, spread evenly over the templates of a split.
 
     `exclude` holds question texts that must not come up again.
     """
@@ -82,7 +82,7 @@ def _numbers(samples_drafts: list[str], rng: random.Random) -> dict[str, int]:
 
 
 def _people(rng: random.Random) -> dict[str, str]:
-    """The one who acts (N, with pronouns) and somebody else (M)."""
+    """Return two people: N, with pronouns, and M."""
     man = rng.random() < 0.5
     he, his, him = PRONOUNS[man]
     women, men = WOMEN.split(), MEN.split()

@@ -1,7 +1,6 @@
-"""Requests that want more than a short reply: write, explain, compare, compute. It knows requests, and no answers.
+"""Requests for longer answers: write, explain, compare, compute.
 
-Nobody trains the base on these; a drafter is asked them, so that it also learns how the base goes on, and on,
-where it does not know.
+The base was not trained on these. Draft heads are, so that they also see its long and repetitive responses.
 """
 
 import itertools
@@ -85,7 +84,7 @@ REQUESTS: list[tuple[str, dict[str, str]]] = [
 
 
 def prompts() -> list[dict]:
-    """Every request with every filling once, in an order that mixes them."""
+    """Return every request with every filling once, mixed."""
     made = []
     for request, fields in REQUESTS:
         for chosen in itertools.product(*(values.split("|") for values in fields.values())):

@@ -1,4 +1,4 @@
-"""The word problems as a table. It knows sentences and ranges, and not how they are filled in.
+"""Templates of the word problems, filled in by problems.py.
 
 A row is (name, draws, questions, answers, result). Draws: `a=3-40` is a random whole number, `t=a*b` a
 value, `a>b` a condition. Braces hold a drawn value, a piece of arithmetic, a person (N, M, he, his ...) or a

@@ -1,7 +1,7 @@
-"""Small talk as a table of topics, written for this project. It knows sentences; chat.py fills them in.
+"""Templates of small talk by topic, written for this project and filled in by chat.py.
 
 A topic has items (one line each, fields split by |: {x}, {a}, {b}, {c}), prompts, and answers. A backslash
-joins a long line to the next. Held-out topics need no answers: nobody is ever trained on them.
+joins a long line to the next. Held-out topics have no answers, as no model is trained on them.
 """
 
 Topic = dict[str, list[str]]

@@ -1,4 +1,4 @@
-"""The training of the base: model, optimisers, schedule, loop. It knows packed rows and no text."""
+"""Training of the base on packed rows: model, optimisers, schedule, loop."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def optimisers(model: nn.Module, kind: str, rate: float) -> list[torch.optim.Opt
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Share of the peak rate: warm-up, constant, then a cosine to 2 % over the last steps."""
+    """Return the share of the highest learning rate: warm-up, constant, then a cosine to 2 %."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     decay = int(DECAY_SHARE * steps)
@@ -60,7 +60,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def batch(rows: dict[int, np.ndarray], step: int, steps: int) -> Tensor:
-    """The rows of a step: short ones first, long ones at the end."""
+    """Return the rows of a step: short ones first, long ones at the end."""
     short = int(SHORT_SHARE * steps)
     length, local = (SHORT, step) if step < short else (LONG, step - short)
     count = STEP_TOKENS // length
@@ -103,7 +103,7 @@ def train(
     workers: int,
     save,
 ) -> None:
-    """Train to `steps`, or go on where the last checkpoint in `work` stands; `steps` may be lowered."""
+    """Train to `steps`, from the last checkpoint in `work` if there is one; `steps` may be lowered."""
     model = new_model()
     steppers = optimisers(model, kind, rate)
     first, tokens, seconds = _restore(work / "checkpoint.pt", model, steppers)

@@ -1,7 +1,7 @@
-"""Questions the base has not met: two problems told as one, small talk about what belongs to another topic.
+"""Questions unlike those the base was trained on: two problems in one, small talk with the items of another topic.
 
-Made of the training templates and topics only. On a question it knows the base answers by heart, and a head that
-hears nothing else learns the answers instead of the base; most of what it is asked later is of this other kind.
+Made of the training templates and topics only. The base has memorised its answers to training questions, and a head
+trained on nothing else would memorise them, too; most questions that it is used for later are unlike them.
 """
 
 import random
@@ -12,7 +12,7 @@ from topics import TRAIN
 
 
 def problem_prompts(count: int, seed: int) -> list[str]:
-    """The facts of one problem before or after those of another, with the question of the second."""
+    """Return prompts with the facts of two problems, and the question of the second."""
     rng = random.Random(f"twists-{seed}")
     told = [row["question"] for row in problems.problems("train", 2 * count, seed=seed + 1)]
     rng.shuffle(told)
@@ -32,7 +32,7 @@ def sentences(text: str) -> list[str]:
 
 
 def chat_prompts(count: int, seed: int) -> list[str]:
-    """Every topic's questions about the things of all the others."""
+    """Return every topic's questions with the items of all others."""
     rng = random.Random(f"twists-{seed}")
     made: set[str] = set()
     names = sorted(TRAIN)

@@ -1,9 +1,8 @@
-"""Teaches the trained base not to go round in circles. It knows the model, its prompts and packed rows, and no files.
+"""A second training stage against repetition: sequence-level unlikelihood (Welleck et al. 2020).
 
-A small model that always takes its likeliest word soon repeats itself. So it answers, greedily, and where its own
-answer repeats itself it learns that word to be unlikely (the sequence-level unlikelihood of Welleck et al. 2020),
-and the end token to be likely where a sentence began that had been said before. Half of every step is plain
-reading of the packed rows, so that it does not forget how to speak.
+The base answers prompts greedily. A token that completes a repeated n-gram of its answer is made less probable, and the
+end token more probable where a repeated sentence begins. Half of every step is language modelling of the packed rows,
+which keeps what was trained before.
 """
 
 import json
@@ -19,15 +18,15 @@ import training
 from torch import Tensor, nn
 
 ANSWERS, NEW_TOKENS, PROMPT_TOKENS = 32, 160, 256
-GRAM = 5  # words: shorter repetitions are ordinary language, and arithmetic
+GRAM = 5  # tokens: shorter repetitions are ordinary language, and arithmetic
 RATE, WARM_UP = 1e-4, 8
 CIRCLE_WEIGHT = 0.5
-END_WEIGHT = 0.01  # a hundred times that, and within five steps every answer ends after eight words
+END_WEIGHT = 0.01  # with a hundred times that every answer ends after eight tokens within five steps
 PLAIN_ROWS = 10
 
 
 def repeats(answer: list[int]) -> list[int]:
-    """Indices of the words that complete a GRAM which occurred before in the same answer.
+    """Return the indices of tokens that complete a GRAM which occurred before in the same answer.
 
     With GRAM = 2:   a b c a b d   ->   [4]
     """
@@ -42,14 +41,14 @@ def repeats(answer: list[int]) -> list[int]:
 
 
 def first_restart(answer: list[int], found: list[int], closers: set[int]) -> int | None:
-    """Where the first repeated GRAM begins, if a sentence had just been closed there."""
+    """Return where the first repeated GRAM begins, if a sentence had ended just before."""
     start = found[0] - GRAM + 1
     return start if start > 0 and answer[start - 1] in closers else None
 
 
 @torch.no_grad()
 def greedy(model: nn.Module, prompts: list[list[int]]) -> list[list[int]]:
-    """Answers of up to NEW_TOKENS, the end token kept."""
+    """Return greedy answers of up to NEW_TOKENS, with the end token."""
     width = max(map(len, prompts))
     tokens_BL = torch.tensor([[training.PAD] * (width - len(ids)) + ids for ids in prompts])
     mask_BL = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
@@ -59,8 +58,8 @@ def greedy(model: nn.Module, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def circle_loss(model: nn.Module, prompts: list[list[int]], answers: list[list[int]], closers: set[int]) -> Tensor:
-    """-log(1 - p) of every repeating word, mean, + END_WEIGHT * -log p of the end where a said sentence begins again,
-    mean."""
+    """Return the mean of -log(1 - p) over repeating tokens, plus END_WEIGHT times the mean of -log p over end tokens
+    where a repeated sentence begins."""
     rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
     width = max(map(len, rows))
     tokens_BL = torch.tensor([row + [training.PAD] * (width - len(row)) for row in rows])
@@ -85,7 +84,7 @@ def circle_loss(model: nn.Module, prompts: list[list[int]], answers: list[list[i
 def prompt_stream(
     sources: dict[str, list[list[str]]], factors: dict[str, float], encode: Callable, render: Callable
 ) -> Iterator[list[int]]:
-    """Contexts that end where the base is to answer, at any of the first three user turns; shares: of the sources."""
+    """Yield contexts that end with one of the first three user turns; shares: of the sources."""
     rng = random.Random(0)
     while True:
         turns = rng.choice(sources[rng.choices(list(factors), list(factors.values()))[0]])
@@ -98,7 +97,7 @@ def prompt_stream(
 def unloop(
     model: nn.Module, contexts: Iterator[list[int]], rows: np.ndarray, closers: set[int], steps: int, log: Path
 ) -> None:
-    """`steps` steps, in place; a line of `log` for each: share of answers with a repeated GRAM, ended, losses."""
+    """Train the model in place; a line of `log` per step: share of answers with a repeated GRAM, ended, losses."""
     stepper = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
     order = np.random.default_rng(0).permutation(len(rows))
     for step in range(steps):

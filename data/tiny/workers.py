@@ -1,7 +1,6 @@
-"""Gradients from several single-threaded processes. It shares out the work and knows no optimiser.
+"""Gradients from several single-threaded processes, each taking the next piece of the batch when it is idle.
 
-On a shared machine a step that waits for the slower of two threads crawls; here whoever is free takes the
-next piece, so a busy neighbour costs no more than the time it takes.
+On a shared machine two threads of one process would wait for the slower of them in every operation.
 """
 
 import os
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Workers:
-    """Processes that read pieces of a batch and add gradients to a buffer of their own in shared memory."""
+    """Processes that compute pieces of a batch and add gradients to a buffer of their own in shared memory."""
 
     def __init__(self, count: int, model: nn.Module, new_model: Callable, loss_of: Callable, pad: int):
         context = mp.get_context("spawn")
@@ -38,7 +37,7 @@ class Workers:
             process.start()
 
     def gradient(self, tokens_BL: Tensor, micro: int) -> float:
-        """Leave the mean gradient of a batch in `.grad`; return its loss."""
+        """Write the mean gradient of a batch to `.grad` and return its loss."""
         words = int((tokens_BL[:, 1:] != self.pad).sum())
         parts = tokens_BL.split(max(1, micro // tokens_BL.shape[1]))
         for part in parts:
@@ -82,7 +81,7 @@ def _work(new_model: Callable, loss_of: Callable, shared: list[Tensor], gradient
 
 
 def _leave_with_parent(parent: int) -> None:
-    """A killed training must not leave its workers waiting for ever."""
+    """Exit when the training that started this worker has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
