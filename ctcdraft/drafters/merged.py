@@ -1,7 +1,7 @@
 """Draft tokens from two sources in one tree, normally a draft head and prompt lookup.
 
-A head knows what tends to follow, prompt lookup what was said before; where both draft a token it is likelier than
-either believes. All nodes compete for one budget by their path probability.
+A node that both draft has a higher path probability than in either tree; all nodes are ranked together by their path
+probability, and the best are kept.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class Merged(nn.Module):
 def merge_trees(first: TokenTree, second: TokenTree, nodes: int) -> TokenTree:
     """Return the most probable nodes of two trees with one root.
 
-    A node of both has the path probability 1 - (1 - q1)(1 - q2): it is wrong only if both err, and they err for
-    different reasons. A node of one tree keeps its own, so none is more probable than its parent.
+    A node of both has the path probability 1 - (1 - q1)(1 - q2), as if the two were independent, which overestimates it
+    on copied text (adaptive trees calibrate it). A node of one tree keeps its own, so none is more probable than its
+    parent.
 
         root - a .5 - b .2     and     root - a .6     ->     root - a .8 - b .2
                                             - c .1                  - c .1

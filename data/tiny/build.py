@@ -168,9 +168,8 @@ def train(options: argparse.Namespace) -> None:
 
     held_out = held_out_rows(options.data, tokenizer, training.SHORT, limit=16)
     chosen = {name: getattr(options, name) for name in ("rate", "micro", "every", "stop")}
-    training.train(
-        rows, held_out, options.work, options.steps, options.optimizer, workers=options.threads, save=save, **chosen
-    )
+    chosen |= {"kind": options.optimizer, "workers": options.threads}
+    training.train(rows, held_out, options.work, options.steps, save=save, **chosen)
 
 
 def ship(model, tokenizer, folder: Path) -> None:
