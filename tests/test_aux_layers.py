@@ -38,9 +38,9 @@ def test_wrong_auxiliary_layers_are_input_errors(aux_layers):
         BaseLM(base.lm, base.tokenizer, "x", aux_layers=aux_layers)
 
 
-@pytest.mark.parametrize(("layers", "expected"), [(2, [1]), (12, [4, 11]), (32, [11, 29]), (36, [12, 33])])
+@pytest.mark.parametrize(("layers", "expected"), [(2, [0, 1]), (18, [4, 11]), (32, [7, 20]), (36, [8, 22])])
 def test_fractions_name_layers_of_a_base_of_any_depth(layers, expected):
-    assert resolve_aux_layers(["last", 0.33, 0.92], layers) == ["last", *expected]
+    assert resolve_aux_layers(["last", 0.22, 0.61], layers) == ["last", *expected]
 
 
 def test_a_view_is_the_base_where_nothing_differs_or_a_layer_is_absent():

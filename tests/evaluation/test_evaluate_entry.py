@@ -41,7 +41,7 @@ def resolvers():
 def run_directory(tmp_path_factory, base_folder):
     """An untrained head in a run directory, as train.py leaves it."""
     with hydra.initialize_config_dir(str(REPOSITORY / "configs"), version_base=None):
-        given = ["base=local", f"base.path={base_folder}", "device=cpu", "drafter.frames=3"]
+        given = ["base=local", f"base.path={base_folder}", "device=cpu", "drafter=ctc", "drafter.frames=3"]
         config = hydra.compose("train", given)
     base = load_base(str(base_folder), "float32", "cpu")
     torch.manual_seed(0)
