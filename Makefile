@@ -18,10 +18,11 @@ setup: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# Trains a CTC draft head on the embedded base into runs/demo, decodes with it, prints the table.
+# Evaluates the head in data/tiny/head, then trains a small one on the embedded base into runs/demo and evaluates that.
 demo: setup
+	$(BIN)/python evaluate.py experiment=shipped
 	$(BIN)/python train.py experiment=demo overwrite=true
-	$(BIN)/python evaluate.py checkpoint=runs/demo overwrite=true threads=1
+	$(BIN)/python evaluate.py checkpoint=runs/demo decoding.nodes=adaptive overwrite=true threads=1
 
 test: setup
 	$(BIN)/python -m pytest -n 2
