@@ -115,7 +115,7 @@ def test_every_drafter_has_its_published_objective_by_default(drafter):
     target = composed("train", f"drafter={drafter}").objective._target_
     assert (CONFIGS / f"objective/of_{drafter}.yaml").is_file()
     assert target.startswith("ctcdraft.objectives.")
-    assert (target == composed("train", "objective=ctc").objective._target_) == (drafter in ("ctc", "ctc_gru"))
+    assert (target == composed("train", "objective=ctc").objective._target_) == (drafter == "ctc")
     assert composed("train", f"drafter={drafter}", "objective=sum").objective._target_.endswith("WeightedSum")
 
 
