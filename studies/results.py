@@ -57,6 +57,7 @@ def rebuild(study: str, out: Path | None = None) -> None:
             elif report := load(folder / "report.json"):
                 latency.write(folder, report)
         rows = [row for file in sorted(raw.rglob("report.json")) for row in of_report(raw, file)]
+        rows += [row for file in sorted(raw.rglob("report.json")) for row in of_reliability(raw, file)]
         rows += [row for name, patterns in texts.items() for row in of_text(raw / name, patterns)]
         pairs = [row for file in sorted(raw.rglob("verdict.json")) for row in of_verdict(raw, file)]
         for name, lines in {"summary": rows, "differences": pairs}.items():
@@ -87,8 +88,21 @@ def of_report(raw: Path, file: Path) -> Iterator[Row]:
         line |= {key: at(row, path) for key, path in CONFIG["columns"].items()}
         draft = [at(row, "time.draft"), at(row, "time.tree")]
         line |= {"draft_ms": None if None in draft else 1e3 * sum(draft), "replayed": "replay" in row or None}
+        line["predicted"] = at(report["environment"], f"sizes.{row['drafter']}.policy.rate")
         head = heads.get(row["drafter"]) or heads.get(row["drafter"].partition("@")[0], {})
         yield {**line, **head, "commit": report["environment"]["git"]["commit"][:7]}
+
+
+def of_reliability(raw: Path, file: Path) -> Iterator[Row]:
+    """Yield a row per method and bin of the calibrated acceptance probability, where trees were adaptive."""
+    for method, choice in (load(file)["environment"].get("sizes") or {}).items():
+        for part in choice.get("reliability", []):
+            line = {"run": str(file.parent.relative_to(raw)), "measure": "accepted share", "method": method}
+            yield (
+                line
+                | {"from": part["from"], "nodes": part["nodes"], "probability": part["probability"]}
+                | {"value": part["accepted"]}
+            )
 
 
 def trained(raw: Path, place: Path) -> dict[str, Row]:
