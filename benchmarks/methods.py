@@ -70,8 +70,8 @@ def train_all(options: argparse.Namespace, out: Path) -> None:
             continue
         overrides = [*place(options, out), *COMMON, *METHODS[name].overrides, *options.more]
         overrides += [f"drafter.path={out / 'small'}"] if name == "draft_model" else []
-        if not (out / "timed").exists():  # corpus and hidden states are made here, outside the timed runs
-            run("train.py", *overrides, "trainer.steps=1", f"run={out / 'timed'}")
+        # Corpus and hidden states, of the layers that this method reads, are made here, outside the timed runs.
+        run("train.py", *overrides, "trainer.steps=1", f"run={out / 'timed'}")
         steps, start = options.steps, None
         if steps is None:
             command = (*overrides, f"run={out / 'timed'}")

@@ -1,16 +1,16 @@
-"""`decoding.nodes=adaptive` and `=auto` against every fixed tree size, with the overrides of evaluate.py.
+"""`decoding.nodes=adaptive` and `=auto` against the fixed tree sizes of sizing.adaptive_nodes.
 
-    python benchmarks/tree_sizes.py 'contestants=[RUN]' benchmark=gsm8k benchmark.path=FILE benchmark.limit=40 threads=1
+    python benchmarks/tree_sizes.py base=tiny 'contestants=[RUN,junk]' benchmark=gsm8k benchmark.path=FILE threads=1
 
-Both are calibrated on sizing.path. Then all sizes, both choices and autoregression answer the first turns of the
-benchmark, in an order that is shuffled for every question. Prints the speed-up of every arm, the predicted one, and
-adaptive trees relative to the fixed size that turned out best on this benchmark; one contestant after another.
+Takes the overrides of evaluate.py. Both choices are calibrated on sizing.path. Then all sizes, both choices and
+autoregression answer the first turns of the benchmark, in an order that is shuffled for every question. Prints the
+speed-up of every arm without prefill, the predicted one, and adaptive trees relative to the fixed size that turned out
+best on this benchmark; one contestant after another.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,9 @@ from hydra.utils import instantiate
 from ctcdraft.config.cli import compose_config, register_resolvers
 from ctcdraft.config.contestants import build_contestant, load_base, resolve_contestants
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
+from ctcdraft.drafters.base import has_nested_trees
 from ctcdraft.drafters.tree_policy import AdaptivePolicy
+from ctcdraft.errors import run_cli
 from ctcdraft.evaluation.bootstrap import ratio_interval
 from ctcdraft.evaluation.contestants import EvaluationSetup, generate_answer
 from ctcdraft.evaluation.environment import environment, hardware_name
@@ -33,9 +35,9 @@ from ctcdraft.evaluation.runner import turn_prompt
 Arms = Mapping[str, tuple[Any, int]]  # drafter and tree size
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     register_resolvers()
-    config = compose_config("evaluate", *sys.argv[1:])
+    config = compose_config("evaluate", *arguments)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     entries, benchmark = resolve_contestants(config), instantiate(config.benchmark)
@@ -43,11 +45,12 @@ def main() -> None:
     sizing = replace(sizing, nodes=sizing.adaptive_nodes)
     sizes = sizing.nodes
     settings = instantiate(config.decoding, nodes=sizes[-1])
-    print(f"{hardware_name(torch.device(config.device))}, {environment()['git']}, {' '.join(sys.argv[1:])}")
+    print(f"{hardware_name(torch.device(config.device))}, {environment()['git']}, {' '.join(arguments)}")
     for name, entry in entries.items():
         if name == AUTOREGRESSIVE:
             continue
-        base = load_base(config, {name: entry})  # heads may read different layers of it
+        # With the layers of this head alone; drafters without weights take the base of the heads.
+        base = load_base(config, {name: entry} if any(entry.runs()) else entries)
         autoregressive = build_contestant(entries[AUTOREGRESSIVE], base).drafter
         drafter = build_contestant(entry, base).drafter
         setup = EvaluationSetup(base, {AUTOREGRESSIVE: autoregressive, name: drafter}, settings, config.seed)
@@ -56,7 +59,7 @@ def main() -> None:
         policy = AdaptivePolicy.from_json(chosen["policy"])
         arms: dict[str, tuple[Any, int]] = {f"{nodes} nodes": (drafter, nodes) for nodes in sizes}
         arms |= {"adaptive": (AdaptiveDrafter(drafter, policy), sizes[-1]), AUTOREGRESSIVE: (autoregressive, 1)}
-        if getattr(drafter, "has_nested_trees", True):  # others cannot be replayed
+        if has_nested_trees(drafter):  # others cannot be replayed
             arms["auto"] = drafter, choose_fixed(setup, sizing, prompts, benchmark.prompts)[name]["chosen"]
         predicted = {f"{size['nodes']} nodes": size["predicted_speedup"] for size in chosen["sizes"]}
         texts = [turn_prompt(base, prompt, [])[0] for prompt in benchmark.prompts]
@@ -78,9 +81,10 @@ def measure(setup: EvaluationSetup, arms: Arms, texts: Sequence[torch.Tensor]) -
             settings = replace(setup.settings, nodes=nodes)
             answers[arm] = generate_answer(base, drafter, prompt_L, settings, base.stop_token_ids, number)
             if number:
-                seconds[arm].append(answers[arm].seconds_prefill + answers[arm].seconds_decode)
+                seconds[arm].append(answers[arm].seconds_decode)
                 steps[arm].append(len(answers[arm].passes))
-        unequal += sum(answer.tokens != answers[AUTOREGRESSIVE].tokens for answer in answers.values())
+        different = sum(answer.tokens != answers[AUTOREGRESSIVE].tokens for answer in answers.values())
+        unequal += different if number else 0
     return seconds, steps, unequal
 
 
@@ -101,4 +105,4 @@ def report(name: str, predicted: Mapping[str, float], seconds: Mapping, steps: M
 
 
 if __name__ == "__main__":
-    main()
+    run_cli("tree_sizes", main)

@@ -40,6 +40,7 @@ from ctcdraft.drafters.tree_policy import AdaptivePolicy
 from ctcdraft.errors import InputError, check_int, first_line
 from ctcdraft.io import atomic_write
 from ctcdraft.model_card import model_card
+from ctcdraft.models.aux_layers import view_of_layers
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.compatibility import refuse_inexact_tree_attention
 from ctcdraft.models.fingerprint import short_hash
@@ -76,6 +77,7 @@ class PublishedHead(ModelHubMixin):
         """Return the head of a run directory, with a model card from the run and its evaluations.
 
         Args:
+            base: with at least the layers that the head reads: load_base(..., aux_layers=["last", 4, 11]).
             trust: see from_pretrained.
             dtype: of the saved weights; torch.float16 halves the file. None: the base's.
         """
@@ -86,6 +88,7 @@ class PublishedHead(ModelHubMixin):
                 "train a head for publishing with adapt=none"
             )
         trust = parse_trust(trust)
+        base = view_of_layers(base, directory.base_fingerprint().get("taps", base.aux_layers))
         drafter = load_drafter(directory.path, base, None, trust)
         config: Any = OmegaConf.to_container(read_run_config(directory.config, trust), resolve=True)
         config_values = {

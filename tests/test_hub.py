@@ -113,7 +113,7 @@ def test_in_another_process_the_output_is_that_of_generate(home):
     assert found["weights"] == hashlib.sha256(weights.encode()).hexdigest()
 
 
-def test_half_precision_halves_the_file_and_changes_no_token(home, tmp_path):
+def test_half_precision_halves_the_file(home, tmp_path):
     whole = PublishedHead.from_run(home / "run", random_base())
     PublishedHead.from_run(home / "run", random_base(), dtype=torch.float16).save_pretrained(tmp_path)
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path, home / "head")]

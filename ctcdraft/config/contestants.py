@@ -227,7 +227,7 @@ def load_contestant(entry: ContestantConfig, path: Path, base: Any) -> Contestan
         drafter, weights, fingerprint = open_published_head(path, base, entry.trust, tree)
     else:
         fingerprint, weights = run.base_fingerprint(), run.head
-        drafter = load_drafter(path, view_of_layers(base, fingerprint.get("taps", ["last"])), tree, entry.trust)
+        drafter = load_drafter(path, view_of_layers(base, fingerprint.get("taps", base.aux_layers)), tree, entry.trust)
     parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     # The config too: the same weights with another beam width are another contestant.
     hashes = (text_hash(json.dumps(config, sort_keys=True)), short_hash(weights.read_bytes()))

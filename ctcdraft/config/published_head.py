@@ -45,7 +45,11 @@ def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any
     fingerprint, nodes = values["fingerprint"], values["nodes"]
     layers = fingerprint.get("taps") if isinstance(fingerprint, dict) else None
     # The layers become a part of the base's config, whose nodes are instantiated: nothing but names and numbers.
-    if not isinstance(layers, list) or not all(layer == "last" or type(layer) is int for layer in layers):
+    if (
+        not isinstance(layers, list)
+        or layers[:1] != ["last"]
+        or not all(layer == "last" or type(layer) is int for layer in layers)
+    ):
         raise damaged_file_error(folder / CONFIG_FILE)
     if type(nodes) is not int or not 1 <= nodes <= MAX_NODES or not isinstance(fingerprint.get("base"), str):
         raise damaged_file_error(folder / CONFIG_FILE)

@@ -34,7 +34,8 @@ def resolve_aux_layers(aux_layers: Sequence[str | int | float], layers: int) -> 
 def view_of_layers(base: Any, aux_layers: Sequence[str | int]) -> Any:
     """Return the base as a head sees it that reads these of its layers; the base itself where it lacks one of them.
 
-    Heads with different layers are compared on one base that has them all, and each takes its own columns.
+    Heads with different layers are compared on one base that has them all, and each takes its own columns, which
+    `state_columns` names (ParallelDrafter does; heads that read the last layer alone need none, as it comes first).
     """
     if list(aux_layers) == base.aux_layers or not set(aux_layers) <= set(base.aux_layers):
         return base

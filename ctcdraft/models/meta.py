@@ -167,6 +167,7 @@ def random_weights_base(
     attention: str = "sdpa",
     static_shapes: bool = False,
     compiled: bool = False,
+    aux_layers: Sequence[str | int | float] = ("last",),
 ) -> BaseLM:
     """Return a base with random weights, for measuring latency only: the text that it generates is meaningless.
 
@@ -198,6 +199,6 @@ def random_weights_base(
     lm.generation_config = type(lm.generation_config)()  # no EOS: every response has the maximal length
     for key in ("eos_token_id", "bos_token_id"):
         setattr(lm.config, key, None)
-    base = BaseLM(lm, NullTokenizer(), name)
+    base = BaseLM(lm, NullTokenizer(), name, aux_layers=aux_layers)
     base.static_shapes = padded
     return base

@@ -27,6 +27,7 @@ from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.replay.tree_size import isotonic
+from ctcdraft.models.aux_layers import resolve_aux_layers, view_of_layers
 from ctcdraft.training.run_directory import RunDirectory
 from studies.comparison.config import LATENCY, PARAMETERS, ComparisonConfig, MethodSpec, SizeKey
 from studies.comparison.store import MATCHING, TRAINING, ResultStore
@@ -97,11 +98,13 @@ class CostMeter:
         from hydra.utils import instantiate
 
         self.config, self.store = config, store
-        train = train_config(config, ())
-        self.configs: dict[str, Any] = {}  # by method: composing takes longer than building
+        # By method, because composing takes longer than building.
+        self.configs = {name: train_config(config, method.overrides) for name, method in config.entrants.items()}
+        train = self.configs[config.reference]
         if train.trainer.num_threads:
             torch.set_num_threads(train.trainer.num_threads)
-        self.base = instantiate(train.base).for_inference()
+        layers = dict.fromkeys(layer for one in self.configs.values() for layer in one.base.aux_layers)
+        self.base = instantiate(train.base, aux_layers=list(layers)).for_inference()  # each head reads its own of them
         self.settings: DecodingSettings = replace(
             instantiate(train.decoding), nodes=config.reported_sizes[0], max_new_tokens=config.matching.tokens
         )
@@ -110,14 +113,13 @@ class CostMeter:
     def build(self, method: MethodSpec, size_key: SizeKey | None = None, value: int | None = None) -> Any:
         from omegaconf import OmegaConf
 
-        if method.name not in self.configs:
-            self.configs[method.name] = train_config(self.config, method.overrides)
         config = self.configs[method.name]
         if size_key is not None:
             config = config.copy()  # the composed one serves all sizes
             OmegaConf.update(config, size_key.key, value)
         torch.manual_seed(self.config.seed)
-        return build_drafter(config.drafter, self.base).for_inference(self.base)
+        layers = resolve_aux_layers(config.base.aux_layers, self.base.lm.config.num_hidden_layers)
+        return build_drafter(config.drafter, view_of_layers(self.base, layers)).for_inference(self.base)
 
     def load_head(
         self, method: MethodSpec, run: str | None = None, size_key: SizeKey | None = None, value: Any = None

@@ -7,8 +7,9 @@ import torch
 from comparison_parts import load_comparison_config
 from hydra import initialize_config_dir
 from safetensors.torch import load_file
-from tiny_models import random_lm, tiny_tokenizer
+from tiny_models import random_base, random_lm, tiny_tokenizer
 
+from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import CONFIGS, register_resolvers
 from ctcdraft.corpus.prepared import PreparedCorpus
 from ctcdraft.corpus.token_store import Row
@@ -55,6 +56,15 @@ def test_heads_of_as_many_parameters(meter, name):
     head = meter.build(meter.config.entrants[name], size_key, match.value)
     assert match.ratio == count_parameters(head) / count_parameters(meter.build(meter.config.entrants["ctc_gru"]))
     assert abs(match.ratio - 1) < 0.05
+
+
+def test_every_head_is_built_for_the_layers_it_is_trained_on(meter):
+    """The reference reads several layers of the base, Medusa the last: training builds it for a base with that alone."""
+    medusa = meter.config.entrants["medusa"]
+    trained = build_drafter(meter.configs["medusa"].drafter, random_base())
+    assert len(meter.base.aux_layers) > 1
+    assert count_parameters(meter.build(medusa)) == count_parameters(trained)
+    assert meter.build(meter.config.entrants["ctc_gru"]).fuse is not None
 
 
 def test_methods_without_a_size_and_the_reference_stay_as_they_are(meter):
