@@ -17,7 +17,7 @@ def resolve_aux_layers(aux_layers: Sequence[str | int | float], layers: int) -> 
     Raises:
         InputError: for values that name no layers of the base.
     """
-    inner = [
+    inner: list[Any] = [
         min(round(layer * layers), layers - 1) if isinstance(layer, float) and 0 < layer < 1 else layer
         for layer in aux_layers[1:]
     ]

@@ -59,7 +59,7 @@ def test_heads_of_as_many_parameters(meter, name):
 
 
 def test_every_head_is_built_for_the_layers_it_is_trained_on(meter):
-    """The reference reads several layers of the base, Medusa the last: training builds it for a base with that alone."""
+    """The reference reads several layers of the base; Medusa the last, and is trained on a base with that alone."""
     medusa = meter.config.entrants["medusa"]
     trained = build_drafter(meter.configs["medusa"].drafter, random_base())
     assert len(meter.base.aux_layers) > 1
