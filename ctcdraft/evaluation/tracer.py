@@ -70,11 +70,7 @@ class Tracer:
         self.passes: list[TraceStep] = []
         self.base_top2: dict[int, tuple[Tensor, Tensor]] = {}  # the base model's best tokens and scores, by position
         self._verify = verify
-        self._tree_builder: Any = getattr(drafter, "frame_tree", None)
-        if self._tree_builder is not None:
-            drafter = copy.copy(drafter)  # shallow: weights are shared, the original keeps its tree builder
-            drafter.__dict__["frame_tree"] = self.frame_tree
-        self._drafter = drafter
+        self._drafter, self._tree_builder = with_frame_tree(drafter, self.frame_tree)
         self._last_frames: tuple[Tensor, ConditionedFrames | None] | None = None
         self._last_depth = 0
 
@@ -147,6 +143,25 @@ class Tracer:
             difference_R = difference_R[difference_R.isfinite()]  # tokens cut by top-k have no finite score
             worst = max(worst, float(difference_R.max()) if len(difference_R) else 0.0)
         return worst
+
+
+def with_frame_tree(drafter: Any, frame_tree: Any) -> tuple[Any, Any]:
+    """Return the drafter with this tree builder, and the one it had; None where it has none.
+
+    Of an adaptive drafter that of the drafter within, of a merged one that of its first part.
+    """
+    if (builder := getattr(drafter, "frame_tree", None)) is not None:
+        drafter = copy.copy(drafter)  # shallow: weights are shared, the original keeps its tree builder
+        drafter.__dict__["frame_tree"] = frame_tree
+        return drafter, builder
+    for name in ("drafter", "first"):
+        if (part := getattr(drafter, name, None)) is not None:
+            part, builder = with_frame_tree(part, frame_tree)
+            if builder is not None:
+                drafter = copy.copy(drafter)
+                drafter.__dict__[name] = part  # of a module this comes before the registered part
+            return drafter, builder
+    return drafter, None
 
 
 def trace_frames(
