@@ -66,7 +66,7 @@ def test_a_changed_number_is_found(tmp_path):
     assert rewritten(tmp_path) == {}
     file = tmp_path / "results" / SMALL / "summary.csv"
     rows = file.read_text()
-    tau = selected(results.CONFIG["tables"]["demo"], tmp_path).set_index("method").tau["ctc"]
+    tau = selected(results.CONFIG["tables"]["demo"], tmp_path).set_index("method").tau["ctc_gru"]
     file.write_text(rows.replace(f",{tau:.8g},", ",9.876,"))
     stale = rewritten(tmp_path)
     assert set(stale) == {tmp_path / "README.md", file.with_name("README.md")}
@@ -77,7 +77,7 @@ def test_a_changed_cell_is_rewritten(tmp_path):
     page = tmp_path / "README.md"
     shutil.copytree(RESULTS / SMALL, tmp_path / "results" / SMALL)
     right = (RESULTS.parent / "README.md").read_text()
-    page.write_text(right.replace("| ctc | 2.06 ", "| ctc | 2.07 "))
+    page.write_text(right.replace("| ctc_gru | 3.10 ", "| ctc_gru | 3.11 "))
     assert rewritten(tmp_path) == {page: right}
 
 
