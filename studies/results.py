@@ -57,7 +57,6 @@ def rebuild(study: str, out: Path | None = None) -> None:
             elif report := load(folder / "report.json"):
                 latency.write(folder, report)
         rows = [row for file in sorted(raw.rglob("report.json")) for row in of_report(raw, file)]
-        rows += [row for file in sorted(raw.rglob("report.json")) for row in of_reliability(raw, file)]
         rows += [row for name, patterns in texts.items() for row in of_text(raw / name, patterns)]
         pairs = [row for file in sorted(raw.rglob("verdict.json")) for row in of_verdict(raw, file)]
         for name, lines in {"summary": rows, "differences": pairs}.items():
@@ -91,18 +90,11 @@ def of_report(raw: Path, file: Path) -> Iterator[Row]:
         line["predicted"] = at((report["environment"].get("sizes") or {}).get(row["drafter"]), "policy.rate")
         head = heads.get(row["drafter"]) or heads.get(row["drafter"].partition("@")[0], {})
         yield {**line, **head, "commit": report["environment"]["git"]["commit"][:7]}
-
-
-def of_reliability(raw: Path, file: Path) -> Iterator[Row]:
-    """Yield a row per method and bin of the calibrated acceptance probability, where trees were adaptive."""
-    for method, choice in (load(file)["environment"].get("sizes") or {}).items():
-        for part in choice.get("reliability", []):
+    for method, choice in (report["environment"].get("sizes") or {}).items():
+        for part in choice.get("reliability", []):  # of the calibrated probabilities of adaptive trees
             line = {"run": str(file.parent.relative_to(raw)), "measure": "accepted share", "method": method}
-            yield (
-                line
-                | {"from": part["from"], "nodes": part["nodes"], "probability": part["probability"]}
-                | {"value": part["accepted"]}
-            )
+            line |= {key: part[key] for key in ("from", "nodes", "probability")}
+            yield line | {"value": part["accepted"]}
 
 
 def trained(raw: Path, place: Path) -> dict[str, Row]:

@@ -108,6 +108,16 @@ def test_together_every_head_drafts_what_it_drafts_alone(runs):
     assert drafted == set(together)
 
 
+def test_a_head_that_would_read_the_columns_of_others_is_refused(runs, monkeypatch):
+    monkeypatch.setattr("ctcdraft.models.aux_layers.hasattr", lambda one, name: False, raising=False)
+    assert built(runs, "other")[1]
+    assert built(runs, "all", "eagle")[1]  # it reads the last layer alone
+    with pytest.raises(InputError, match="has no state_columns, so that ParallelDrafter cannot share a base"):
+        built(runs, "other", "all")
+    with pytest.raises(InputError, match="has no state_columns"):
+        built(runs, "published_other", "all")
+
+
 def test_a_head_without_its_layers_is_refused(runs):
     entries = resolve_contestants(compose_config("evaluate", f"contestants=[{runs / 'all'}]"))
     with pytest.raises(InputError, match="they differ in taps"):

@@ -38,15 +38,7 @@ def best_first_search(
     depth: int | None = None,
     min_mass: float = 0.0,
 ) -> PrefixLists:
-    """Return the result of `prefix_search`, ties included, as lists.
-
-    No prefix is more probable than its parent, so the next best of all is always a child of one expanded already:
-
-        frames a 1/2 b 1/4 blank 1/4, twice       candidates            taken
-                                                  a 5/8    b 5/16       a
-                                                  b 5/16   a b 1/8      b
-                                                  a b 1/8  b a 1/8      a b
-    """
+    """Return what `compiled_search` returns, by the same order of expansions and sums."""
     probs = token_probabilities(log_probs_TC, blank, tokens_per_frame)
     blank_T = probs.pop(blank)
     by_total_mass = sorted(((sum(probs_T), token, probs_T) for token, probs_T in probs.items()), reverse=True)

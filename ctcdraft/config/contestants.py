@@ -23,7 +23,7 @@ from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.contestants import Contestant, StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.models.aux_layers import view_of_layers
+from ctcdraft.models.aux_layers import refuse_shared_layers, view_of_layers
 from ctcdraft.models.fingerprint import short_hash, text_hash, weights_hash
 from ctcdraft.objectives.compatibility import mismatch, refuse_incompatible
 from ctcdraft.renamed import current, current_option
@@ -227,7 +227,9 @@ def load_contestant(entry: ContestantConfig, path: Path, base: Any) -> Contestan
         drafter, weights, fingerprint = open_published_head(path, base, entry.trust, tree)
     else:
         fingerprint, weights = run.base_fingerprint(), run.head
-        drafter = load_drafter(path, view_of_layers(base, fingerprint.get("taps", base.aux_layers)), tree, entry.trust)
+        view = view_of_layers(base, fingerprint.get("taps", base.aux_layers))
+        drafter = load_drafter(path, view, tree, entry.trust)
+        refuse_shared_layers(drafter, view, path)
     parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     # The config too: the same weights with another beam width are another contestant.
     hashes = (text_hash(json.dumps(config, sort_keys=True)), short_hash(weights.read_bytes()))

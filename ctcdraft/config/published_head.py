@@ -16,7 +16,7 @@ from ctcdraft.config.allowed import ALLOWED_TARGETS, refuse_foreign
 from ctcdraft.config.build import build_drafter, unknown_argument_error
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
-from ctcdraft.models.aux_layers import view_of_layers
+from ctcdraft.models.aux_layers import refuse_shared_layers, view_of_layers
 from ctcdraft.renamed import current
 from ctcdraft.training import run_directory
 from ctcdraft.training.run_directory import load_trainable_state, refuse_other_base
@@ -94,6 +94,7 @@ def open_published_head(
         values["drafter"]["tree"] = OmegaConf.to_container(tree, resolve=True)
     view = view_of_layers(base, values["fingerprint"]["taps"])
     drafter = load_published_drafter(folder, values, view, run_directory.MATCHING_FIELDS)
+    refuse_shared_layers(drafter, view, folder)
     return drafter, folder / WEIGHTS_FILE, values["fingerprint"]
 
 

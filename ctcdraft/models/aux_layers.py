@@ -31,6 +31,16 @@ def resolve_aux_layers(aux_layers: Sequence[str | int | float], layers: int) -> 
     return ["last", *dict.fromkeys(inner)]
 
 
+def refuse_shared_layers(drafter: Any, view: Any, source: Any) -> None:
+    """Raise InputError for a head on a view of the base that would read the columns of all its layers."""
+    reads_all = getattr(drafter, "uses_aux_hidden_states", True)
+    if view.state_columns is not None and reads_all and not hasattr(drafter, "state_columns"):
+        raise InputError(
+            f"{source} reads the layers {view.aux_layers} and has no state_columns, so that {type(drafter).__name__} "
+            "cannot share a base with heads of other layers; evaluate it alone"
+        )
+
+
 def view_of_layers(base: Any, aux_layers: Sequence[str | int]) -> Any:
     """Return the base as a head sees it that reads these of its layers; the base itself where it lacks one of them.
 
