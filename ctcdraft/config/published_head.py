@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from ctcdraft.config.allowed import ALLOWED_TARGETS, refuse_foreign
 from ctcdraft.config.build import build_drafter, unknown_argument_error
 from ctcdraft.drafters.base import DraftHead
+from ctcdraft.drafters.tree_policy import MAX_NODES
 from ctcdraft.errors import InputError
 from ctcdraft.models.aux_layers import refuse_shared_layers, view_of_layers
 from ctcdraft.renamed import current
@@ -22,7 +23,6 @@ from ctcdraft.training import run_directory
 from ctcdraft.training.run_directory import load_trainable_state, refuse_other_base
 
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
-MAX_NODES = 4096  # of a head's trees; the cache has a row for each
 # Not the chat template: where a prompt is formatted by others, it does not matter.
 MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer")
 

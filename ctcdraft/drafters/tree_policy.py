@@ -22,7 +22,7 @@ import numpy as np
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import check_float, check_int
 
-MAX_NODES = 4096  # in policies from files: the cache has a row for each
+MAX_NODES = 4096  # of trees that a file asks for: the cache has a row for each
 
 
 @dataclass(frozen=True)
