@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,7 +55,7 @@ def test_a_draft_model_of_first_layers_has_the_mode_of_the_umask(tmp_path, mode)
 
 
 def test_a_published_head_has_the_mode_of_the_umask(tmp_path, mode):
-    head = SimpleNamespace(drafter=ctc_head(random_base(context=64)), config_values={}, card="")
-    PublishedHead._save_pretrained(head, tmp_path)
+    base = random_base(context=64)
+    PublishedHead(ctc_head(base), base, {"nodes": 4}, "")._save_pretrained(tmp_path)
     assert len(modes(tmp_path)) == 3
     assert set(modes(tmp_path).values()) == {mode}
