@@ -88,7 +88,7 @@ def evaluate(config: DictConfig) -> None:
         # A resumed evaluation and other shards use the sizes that the first one stored.
         stored = None if config.overwrite else folder.sizes()
         recorded = evaluation.settings(config.warm_up_tokens)
-        sizes = load_or_choose_sizes(stored, setup, sizing, benchmark.prompts, recorded, chooser)
+        sizes = load_or_choose_sizes(stored, setup, sizing, benchmark, recorded, chooser)
         evaluation = evaluation.with_tree_sizes(sizes)
 
     print(f"{evaluation.describe()}\ninto {out}")

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
         autoregressive = build_contestant(entries[AUTOREGRESSIVE], base).drafter
         drafter = build_contestant(entry, base).drafter
         setup = EvaluationSetup(base, {AUTOREGRESSIVE: autoregressive, name: drafter}, settings, config.seed)
-        prompts = sizing.calibration_prompts(benchmark.prompts)
+        prompts = sizing.calibration_prompts(benchmark)
         chosen = choose_adaptive(setup, sizing, prompts, benchmark.prompts)[name]
         policy = AdaptivePolicy.from_json(chosen["policy"])
         arms: dict[str, tuple[Any, int]] = {f"{nodes} nodes": (drafter, nodes) for nodes in sizes}

@@ -33,6 +33,7 @@ class Benchmark:
     name: str
     prompts: tuple[Prompt, ...]
     hash: str
+    rest: tuple[Prompt, ...] = ()  # the questions beyond the limit
 
 
 def mt_bench(path: str | None, name: str, hub: str, limit: int | None) -> Benchmark:
@@ -93,7 +94,8 @@ def load_benchmark(
     if limit is not None:
         check_int(limit, "benchmark.limit")
     text = "\n".join(f"{prompt.id}\t{prompt.turns}\t{prompt.reference}" for prompt in prompts)
-    return Benchmark(name, tuple(prompts[:limit]), hashlib.sha256(text.encode()).hexdigest()[:16])
+    asked = tuple(prompts[:limit])
+    return Benchmark(name, asked, hashlib.sha256(text.encode()).hexdigest()[:16], tuple(prompts[len(asked) :]))
 
 
 def question_files(path: Paths) -> list[Path]:

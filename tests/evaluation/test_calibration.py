@@ -30,10 +30,12 @@ from ctcdraft.evaluation.replay.calibration import (
     ReplayedStep,
     accepted_nodes,
     choose_adaptive,
+    committed_share,
     fit_acceptance,
     recent_acceptance,
     reliability,
 )
+from ctcdraft.evaluation.replay.drafts import BaseAnswer
 from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch
 from ctcdraft.nn.bodies import ResidualBody
 
@@ -86,6 +88,18 @@ def test_a_calibrated_drafter_is_reliable_and_an_overconfident_one_is_not():
         assert row["from"] <= row["probability"] <= row["from"] + 0.1
     bold = reliability(AcceptanceModel((0, 1, 0, 0, 0)), synthetic_steps(lambda q, depth: q**2, 1500))
     assert all(row["accepted"] < row["probability"] - 0.05 for row in bold[3:8])
+
+
+def test_the_bonus_token_beyond_the_end_of_an_answer_does_not_count():
+    def step(accepted, first):
+        tree = TokenTree.from_lists(torch.tensor(0), [1, 2], [-1, 0], [0.5, 0.25])
+        return ReplayedStep(tree, np.asarray(accepted), first)
+
+    # 7 committed tokens behind the first one: 3, 1, 2 of the first answer, whose bonus token is beyond its end, and 2.
+    answers = [BaseAnswer((9,) * 6, True, ()), BaseAnswer((9,) * 3, False, ())]
+    steps = [step([1.0, 1.0], True), step([0.0, 0.0], False), step([1.0, 0.0], False), step([1.0, 0.0], True)]
+    assert committed_share(steps, answers) == 7 / 8
+    assert committed_share([], []) == 1.0
 
 
 def test_recent_acceptance_starts_anew_with_every_answer():
@@ -212,7 +226,9 @@ def test_step_costs_are_the_least_times_in_steps_of_autoregression(setup, monkey
     monkeypatch.setattr(step_costs, "profile_answer", profiled)
     search = replace(SIZING, costs=None, repeats=3)
     names = ["prompt_lookup"]
-    costs = step_costs.measure_step_costs(setup, [torch.tensor([0, 7, 9])], search, names)["prompt_lookup"]
+    progress = search.calibration_progress(1, 0, 1)
+    costs = step_costs.measure_step_costs(setup, [torch.tensor([0, 7, 9])], search, names, progress)["prompt_lookup"]
+    assert progress.done == progress.total - 2 == len(calls)  # without the base's answer and its replay
     assert costs.nodes == (1, 4, 8)
     assert costs.draft == pytest.approx((0.0, 0.04, 0.08))
     assert costs.rest == pytest.approx((1.0, 1.4, 1.8))

@@ -17,8 +17,10 @@ from ctcdraft.distributed import Shard
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.benchmarks import Benchmark, project_prompts
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.replay.drafts import BaseAnswer
 from ctcdraft.evaluation.replay.tree_size import (
     SizeChoice,
     SizeResult,
@@ -49,11 +51,27 @@ def test_the_best_size_has_the_greatest_predicted_speedup():
     assert [row["predicted_speedup"] for row in choice.to_json()["sizes"]] == [1.25, 1.6, pytest.approx(1.375)]
 
 
+def test_without_a_file_the_questions_beyond_the_limit_are_used(tmp_path):
+    lines = [{"id": str(n), "category": "talk", "turns": [f"say {n % 4}"], "reference": None} for n in range(6)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    benchmark = project_prompts(str(tmp_path / "prompts.jsonl"), "made_up", 3)
+    search = replace(sizing("absent"), path=None, prompts=9)
+    # The last two are questions of the evaluation once more.
+    assert [prompt.turns for prompt in search.calibration_prompts(benchmark)] == [("say 3",)]
+
+
+def test_a_step_is_timed_behind_half_of_the_response():
+    search = replace(sizing("absent"), timed=2)
+    answers = [BaseAnswer((5, 6, 7), False, ()), BaseAnswer((8, 9), True, ()), BaseAnswer((1,), True, ())]
+    texts = search.timed_texts([torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([0])], answers)
+    assert [text_L.tolist() for text_L in texts] == [[0, 5], [0, 1, 8]]
+
+
 def test_a_choice_is_kept_and_reported(tmp_path):
     lines = [{"id": str(n), "category": "talk", "turns": [f"say {n}"], "reference": None} for n in range(5)]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    questions = [Prompt("q", "talk", ("say 3",), None)]
+    questions = Benchmark("made_up", (Prompt("q", "talk", ("say 3",), None),), "hash")
     search, setup = sizing(prompts), make_setup()
     assert {one.turns for one in search.calibration_prompts(questions)} <= {(f"say {n}",) for n in (0, 1, 2, 4)}
     sizes_json = load_or_choose_sizes(None, setup, search, questions, {"seed": 0})
@@ -129,8 +147,10 @@ def test_refusals_are_one_sentence(tmp_path):
         with pytest.raises(InputError, match=r"sizing\."):
             sizing(**wrong)
     (tmp_path / "one.jsonl").write_text('{"id": "a", "category": "c", "turns": ["x"], "reference": null}\n')
-    with pytest.raises(InputError, match="are questions of the benchmark"):
-        sizing(tmp_path / "one.jsonl").calibration_prompts([Prompt("b", "c", ("x",), None)])
+    with pytest.raises(InputError, match="are questions of the evaluation"):
+        sizing(tmp_path / "one.jsonl").calibration_prompts(Benchmark("b", (Prompt("b", "c", ("x",), None),), "hash"))
+    with pytest.raises(InputError, match="all prompts of benchmark b are questions of the evaluation; lower benchmark"):
+        replace(sizing("absent"), path=None).calibration_prompts(Benchmark("b", (), "hash"))
     base = random_base()
     sampled = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
     with pytest.raises(InputError, match="which this decoding does not promise"):

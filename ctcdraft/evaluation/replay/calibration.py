@@ -34,6 +34,7 @@ from ctcdraft.evaluation.replay.drafts import (
 from ctcdraft.evaluation.replay.step_costs import measure_step_costs
 from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch
 from ctcdraft.evaluation.runner import sample_evenly, turn_prompt
+from ctcdraft.progress import Progress
 
 STEP_NODES = 16  # of the trees whose steps are replayed
 BINS = 10
@@ -52,10 +53,13 @@ class ReplayedStep:
 
 
 @torch.inference_mode()
-def replay_steps(drafter: Any, answers: Sequence[BaseAnswer], nodes: int, seed: int) -> list[ReplayedStep]:
+def replay_steps(
+    drafter: Any, answers: Sequence[BaseAnswer], nodes: int, seed: int, progress: Progress
+) -> list[ReplayedStep]:
     """Return the steps that the loop would take with trees of STEP_NODES nodes, each with its tree of `nodes`."""
     steps: list[ReplayedStep] = []
     for number, answer in enumerate(answers):
+        progress.advance()
         if not answer.contexts:
             continue
         replayer, at = DraftReplayer(drafter, answer, nodes, seed + number), 0
@@ -120,12 +124,23 @@ def reliability(model: AcceptanceModel, steps: Sequence[ReplayedStep]) -> list[d
     return rows
 
 
+def committed_share(steps: Sequence[ReplayedStep], answers: Sequence[BaseAnswer]) -> float:
+    """Return the share of accepted and bonus tokens that are committed: the last bonus token is beyond the end."""
+    found = sum(1 + float(step.accepted_N[: STEP_NODES - 1].sum()) for step in steps)
+    return sum(len(answer.tokens) - 1 for answer in answers) / found if found else 1.0
+
+
 def calibrate(
-    setup: EvaluationSetup, name: str, costs: StepCosts, answers: Sequence[BaseAnswer], shown: Sequence[BaseAnswer]
+    setup: EvaluationSetup,
+    name: str,
+    costs: StepCosts,
+    answers: Sequence[BaseAnswer],
+    shown: Sequence[BaseAnswer],
+    progress: Progress,
 ) -> dict[str, Any]:
     """Return the policy of a drafter without sampled draft tokens, and its reliability on answers `shown`, as JSON."""
     drafter, largest = setup.contestants[name], costs.nodes[-1]
-    steps = replay_steps(drafter, answers, largest, setup.seed)
+    steps = replay_steps(drafter, answers, largest, setup.seed, progress)
     model = fit_acceptance(steps)
     recent = recent_acceptance(model, steps)
     trees = [TreeNodes.of(step.tree, model, one) for step, one in zip(steps, recent, strict=True)]
@@ -134,11 +149,15 @@ def calibrate(
     policy = AdaptivePolicy.of(costs, model, trees)
     if not AdaptiveDrafter.cuts_trees(drafter, setup.base.device):
         policy = AdaptivePolicy.uncut(costs, fixed, model)
-    shown_steps = replay_steps(drafter, shown, largest, setup.seed)
-    return describe_policy(policy, fixed) | {"reliability": reliability(model, shown_steps)}
+    shown_steps = replay_steps(drafter, shown, largest, setup.seed, progress)
+    share = committed_share(steps, answers)
+    described = describe_policy(replace(policy, rate=share * policy.rate), share * fixed)
+    return described | {"reliability": reliability(model, shown_steps)}
 
 
-def calibrate_sampled(setup: EvaluationSetup, name: str, costs: StepCosts, texts: Sequence[Tensor]) -> dict[str, Any]:
+def calibrate_sampled(
+    setup: EvaluationSetup, name: str, costs: StepCosts, texts: Sequence[Tensor], progress: Progress
+) -> dict[str, Any]:
     """Return the policy of a drafter whose draft tokens are sampled: every size decodes the calibration prompts."""
     drafter, base, taus = setup.contestants[name], setup.base, [1.0]
     for nodes in costs.nodes[1:]:
@@ -149,6 +168,7 @@ def calibrate_sampled(setup: EvaluationSetup, name: str, costs: StepCosts, texts
             for step in generate(base, drafter, prompt_L, settings, base.stop_token_ids, setup.seed + number).passes
         ]
         taus.append(sum(step.committed for step in steps) / max(len(steps), 1))
+        progress.advance(len(texts))
     return describe_policy(AdaptivePolicy.uncut(costs, taus, AcceptanceModel()), taus) | {"reliability": []}
 
 
@@ -163,32 +183,35 @@ def describe_policy(policy: AdaptivePolicy, fixed_taus: Sequence[float]) -> dict
 
 
 def choose_adaptive(
-    setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt], benchmark: Sequence[Prompt]
+    setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt], questions: Sequence[Prompt]
 ) -> dict[str, Any]:
     """Return the policy of every drafter.
 
-    prompts: to calibrate on, none of the benchmark. benchmark: of which a few show how reliable the probabilities are.
+    prompts: to calibrate on. questions: of the evaluation, of which a few show how reliable the probabilities are.
     """
     texts, shown_texts = (
         [turn_prompt(setup.base, prompt, [])[0] for prompt in some]
-        for some in (prompts, sample_evenly(benchmark, sizing.shown))
+        for some in (prompts, sample_evenly(questions, sizing.shown))
     )
     names = [
         name
         for name, drafter in setup.contestants.items()
         if name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
     ]
+    progress = sizing.calibration_progress(len(texts), len(shown_texts), len(names))
+    answers: list[BaseAnswer] = []
+    shown: list[BaseAnswer] = []
+    for some, found in ((texts, answers), (shown_texts, shown)):
+        for number, prompt_L in enumerate(some):
+            found.append(record_base_answer(setup.base, prompt_L, setup.settings, setup.seed + number))
+            progress.advance()
     if sizing.costs is None:
-        costs = measure_step_costs(setup, texts[: sizing.timed], sizing, names)
+        costs = measure_step_costs(setup, sizing.timed_texts(texts, answers), sizing, names, progress)
     else:
         costs = dict.fromkeys(names, StepCosts.from_json(sizing.costs))
-    answers, shown = (
-        [record_base_answer(setup.base, text_L, setup.settings, setup.seed + n) for n, text_L in enumerate(some)]
-        for some in (texts, shown_texts)
-    )
     return {
-        name: calibrate_sampled(setup, name, costs[name], texts)
+        name: calibrate_sampled(setup, name, costs[name], texts, progress)
         if samples_drafts(setup.contestants[name])
-        else calibrate(setup, name, costs[name], answers, shown)
+        else calibrate(setup, name, costs[name], answers, shown, progress)
         for name in names
     }

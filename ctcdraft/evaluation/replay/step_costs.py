@@ -16,6 +16,7 @@ from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, isotonic
+from ctcdraft.progress import Progress
 
 EXPECTED_RATE = 1.5  # tokens per autoregressive step, for the least probable node that a timed search looks for
 
@@ -44,27 +45,31 @@ class FixedSize(AdaptivePolicy):
 
 
 def measure_step_costs(
-    setup: EvaluationSetup, texts: Sequence[Tensor], sizing: TreeSizeSearch, names: Sequence[str]
+    setup: EvaluationSetup, texts: Sequence[Tensor], sizing: TreeSizeSearch, names: Sequence[str], progress: Progress
 ) -> dict[str, StepCosts]:
     """Return the costs of every drafter's steps: everything but drafting once for all, on trees of exact sizes."""
     sizes = (1, *sizing.adaptive_nodes)
     full = RandomDrafter(setup.base, 2 * sizes[-1])
     baseline = setup.contestants[AUTOREGRESSIVE]
     arms = [(baseline, 1), *((full, nodes) for nodes in sizes[1:])]
-    _, rest = measure_arms(setup, arms, texts, sizing)
+    _, rest = measure_arms(setup, arms, texts, sizing, progress)
     rest_of = tuple(isotonic([1.0, *rest[1:]]))
     least = StepCosts(sizes, (0.0,) * len(sizes), rest_of).least_useful_prob(EXPECTED_RATE)
     costs = {}
     for name in names:
         timed = [(FixedSize.at(sizes, index, least), nodes) for index, nodes in enumerate(sizes)][1:]
         arms = [(baseline, 1), *((AdaptiveDrafter(setup.contestants[name], one), nodes) for one, nodes in timed)]
-        draft, _ = measure_arms(setup, arms, texts, sizing)
+        draft, _ = measure_arms(setup, arms, texts, sizing, progress)
         costs[name] = StepCosts(sizes, (0.0, *isotonic(draft[1:])), rest_of)
     return costs
 
 
 def measure_arms(
-    setup: EvaluationSetup, arms: Sequence[tuple[Any, int]], texts: Sequence[Tensor], sizing: TreeSizeSearch
+    setup: EvaluationSetup,
+    arms: Sequence[tuple[Any, int]],
+    texts: Sequence[Tensor],
+    sizing: TreeSizeSearch,
+    progress: Progress,
 ) -> tuple[list[float], list[float]]:
     """Return the times of drafting and of everything else per arm, in steps of the first arm."""
     max_tokens = sizing.max_timed_tokens(setup.settings.max_new_tokens)
@@ -77,6 +82,7 @@ def measure_arms(
                 settings = replace(setup.settings, nodes=nodes, max_new_tokens=max_tokens)
                 times = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
                 drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
+                progress.advance()
                 best_draft[arm] = min(best_draft[arm], drafting)
                 best_rest[arm] = min(best_rest[arm], times.seconds_per_pass - drafting)
         draft = [total + one for total, one in zip(draft, best_draft, strict=True)]

@@ -19,12 +19,18 @@ from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import prefill
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.errors import InputError, check_int
-from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.evaluation.benchmarks import Benchmark, project_prompts
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
 from ctcdraft.evaluation.output_dir import refuse_differences
 from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay.drafts import TokenIds, record_base_answer, refuse_unreplayable, replay_drafts
+from ctcdraft.evaluation.replay.drafts import (
+    BaseAnswer,
+    TokenIds,
+    record_base_answer,
+    refuse_unreplayable,
+    replay_drafts,
+)
 from ctcdraft.evaluation.runner import sample_evenly, turn_prompt
 from ctcdraft.progress import Progress
 
@@ -34,7 +40,7 @@ class TreeSizeSearch:
     """Settings of the search, the config's `sizing`."""
 
     nodes: Sequence[int]  # candidate sizes, ascending
-    path: str  # prompts in this project's format; those that are questions of the benchmark are not used
+    path: str | None  # prompts in this project's format; null: the questions of the benchmark beyond benchmark.limit
     prompts: int  # number of them, for acceptance
     timed: int  # of these, for the cost of a decoding step
     timed_tokens: int  # most tokens of a timed answer
@@ -51,19 +57,32 @@ class TreeSizeSearch:
     def max_timed_tokens(self, most: int) -> int:
         return max(2, min(most, self.timed_tokens))
 
+    def timed_texts(self, prompts: Sequence[Tensor], answers: Sequence[BaseAnswer]) -> list[Tensor]:
+        """Return the texts whose next decoding steps are timed: prompts with the first half of their answers, because a
+        step takes longer the longer the text is."""
+        pairs = list(zip(prompts, answers, strict=True))[: self.timed]
+        return [torch.cat([text_L, text_L.new_tensor(one.tokens[: len(one.tokens) // 2])]) for text_L, one in pairs]
+
     def max_tokens(self, texts: int, drafters: int, most: int) -> int:
         """Return the most tokens a search decodes, over the base model's, the replayed and the timed answers."""
         timed = min(self.timed, texts) * (self.repeats + 1) * (1 + len(self.nodes))
         return texts * most + drafters * (texts * most + timed * self.max_timed_tokens(most))
 
-    def calibration_prompts(self, benchmark: Sequence[Prompt]) -> list[Prompt]:
-        """Return the prompts to calibrate on, none of which is a question of the benchmark."""
-        questions = {prompt.turns for prompt in benchmark}
-        prompts = project_prompts(self.path, "sizing", None).prompts
+    def calibration_progress(self, texts: int, shown: int, drafters: int) -> Progress:
+        """Return the count of answers that calibrating adaptive trees decodes, replays and times."""
+        arms = 0 if self.costs is not None else (1 + drafters) * (1 + len(self.adaptive_nodes))
+        timed = min(self.timed, texts) * (self.repeats + 1) * arms
+        return Progress((texts + shown) * (1 + drafters) + timed, "answers for tree sizes", first=texts + shown)
+
+    def calibration_prompts(self, benchmark: Benchmark) -> list[Prompt]:
+        """Return the prompts to calibrate on, none of which is a question of the evaluation."""
+        questions = {prompt.turns for prompt in benchmark.prompts}
+        prompts = benchmark.rest if self.path is None else project_prompts(self.path, "sizing", None).prompts
         usable = [prompt for prompt in prompts if prompt.turns not in questions]
         if not usable:
+            where = f"benchmark {benchmark.name}" if self.path is None else self.path
             raise InputError(
-                f"tree sizes cannot be chosen: all prompts of {self.path} are questions of the benchmark; lower "
+                f"tree sizes cannot be chosen: all prompts of {where} are questions of the evaluation; lower "
                 "benchmark.limit=, give others as sizing.path=, or a number as decoding.nodes="
             )
         return sample_evenly(usable, self.prompts)
@@ -121,13 +140,13 @@ def choose_sizes(setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequen
             progress.advance(max_tokens)
         steps_by_size = [[step for by_size in replayed for step in by_size[nodes]] for nodes in sizing.nodes]
         taus = [sum(step.committed for step in steps) / len(steps) if steps else 1.0 for steps in steps_by_size]
-        costs = measure_costs(setup, name, texts[: sizing.timed], sizing, progress)
+        costs = measure_costs(setup, name, sizing.timed_texts(texts, answers), sizing, progress)
         choices[name] = SizeChoice(tuple(map(SizeResult, sizing.nodes, taus, costs)))
     return choices
 
 
 def choose_fixed(
-    setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt], benchmark: Sequence[Prompt]
+    setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt], questions: Sequence[Prompt]
 ) -> dict[str, Any]:
     """Return `choose_sizes` as JSON."""
     return {name: choice.to_json() for name, choice in choose_sizes(setup, sizing, prompts).items()}
@@ -137,7 +156,7 @@ def load_or_choose_sizes(
     stored: Mapping[str, Any] | None,
     setup: EvaluationSetup,
     sizing: TreeSizeSearch,
-    benchmark: Sequence[Prompt],
+    benchmark: Benchmark,
     of: Mapping[str, Any],
     choose: Callable[..., dict[str, Any]] = choose_fixed,
 ) -> dict[str, Any]:
@@ -147,7 +166,7 @@ def load_or_choose_sizes(
         # Times vary, so a resumed evaluation and other shards would choose other sizes, and their records differ.
         refuse_differences(stored["of"], of, "the tree sizes here were chosen where")
         return dict(stored)
-    return {"of": of, "sizes": choose(setup, sizing, sizing.calibration_prompts(benchmark), benchmark)}
+    return {"of": of, "sizes": choose(setup, sizing, sizing.calibration_prompts(benchmark), benchmark.prompts)}
 
 
 def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:
