@@ -38,7 +38,7 @@ def make_prompts(options: argparse.Namespace) -> None:
     made = {
         "train": (problems.problems("train", 600, seed=2026), chat.prompts("train")),
         "held_out": (problems.problems("held_out", 60, seed=2026), talk[:60]),
-        "validation": (problems.problems("held_out", 40, seed=2027, exclude=held_out), talk[60:100]),
+        "validation": (problems.problems("held_out", 28, seed=2027, exclude=held_out), talk[60:]),
     }
     for split, (questions, topics) in made.items():
         lines = [
