@@ -45,6 +45,22 @@ def texts(tree):
     return texts_so_far[1:]
 
 
+def slow_acceptance(tree, weights, recent):
+    """{node: probability} from the definition: a regression on q, at most the least of all nodes above."""
+
+    def alone(node):
+        depth = len(texts(tree)[node - 1])
+        q = 0.5**depth if tree.path_probs_N is None else float(tree.path_probs_N[node])
+        logit = math.log(min(max(q, 1e-9), 1 - 1e-6)) - math.log1p(-min(max(q, 1e-9), 1 - 1e-6))
+        inputs = (1, logit, math.log(depth), logit * math.log(depth), recent)
+        return 1 / (1 + math.exp(-sum(w * x for w, x in zip(weights, inputs, strict=True))))
+
+    parents, found = tree.parents_N.tolist(), {0: 1.0}
+    for node in range(1, len(parents)):
+        found[node] = min(alone(node), found[parents[node]])
+    return {node: prob for node, prob in found.items() if node > 0}
+
+
 def slow_best_size(tree, probs, sizes, times, rate):
     """Try every subtree of every size; the greatest 1 + sum of probs - rate * time, and the size of it."""
     parents, best = tree.parents_N.tolist(), (-math.inf, None)

@@ -7,11 +7,11 @@ decided before the draft, as it is on an accelerator, where looking at the proba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,17 +81,12 @@ class AdaptiveDrafter:
         request = replace(context, new_states_KD=states_KD, nodes=nodes, min_path_prob=least)
         tree, inner = self.drafter.draft(request, now.inner, rng)
         size, expected = limit, policy.limit_tokens[limit] - 1
-        if self.cuts_trees(self.drafter, tree.tokens_N.device):
+        if cuts_trees(self.samples_drafts, tree.tokens_N.is_cpu):
             drafted = TreeNodes.of(tree, policy.model, now.recent)
             size = min(policy.size(drafted, now.rate), limit)
             kept = policy.costs.nodes[size] - 1
-            tree, expected = keep_nodes(tree, drafted.index_N[:kept]), float(drafted.usual_probs_N[:kept].sum())
+            tree, expected = keep_nodes(tree, drafted.numbers[:kept]), sum(drafted.usual_probs[:kept])
         return tree, replace(now, inner=inner, pending=(), limit=limit, size=size, expected=expected)
-
-    @staticmethod
-    def cuts_trees(drafter: Drafter, device: torch.device) -> bool:
-        """Return whether drafted trees are cut; otherwise the size is decided before the draft alone."""
-        return not samples_drafts(drafter) and device.type == "cpu"
 
     def observe(self, context: Context, memory: AdaptiveMemory | None) -> AdaptiveMemory:
         """Return the memory with the outcome of the last step."""
@@ -110,14 +105,19 @@ class AdaptiveDrafter:
         )
 
 
-def keep_nodes(tree: TokenTree, index_K: np.ndarray) -> TokenTree:
+def cuts_trees(sampled: bool, on_cpu: bool) -> bool:
+    """Return whether drafted trees are cut; otherwise the size is decided before the draft alone."""
+    return not sampled and on_cpu
+
+
+def keep_nodes(tree: TokenTree, numbers: Sequence[int]) -> TokenTree:
     """Return the tree with the root and these nodes alone, each with its parent among them."""
-    if len(index_K) == len(tree) - 1:
+    if len(numbers) == len(tree) - 1:
         return tree
-    kept_N = torch.from_numpy(np.concatenate([[0], np.sort(index_K)]))
-    position_N = torch.zeros_like(tree.parents_N)
-    position_N[kept_N] = torch.arange(len(kept_N))
-    parents_N = position_N[tree.parents_N[kept_N]]
-    parents_N[0] = -1
-    path_probs_N = None if tree.path_probs_N is None else tree.path_probs_N[kept_N]
-    return TokenTree(tree.tokens_N[kept_N], parents_N, int(tree.depths_N[kept_N].max()), path_probs_N=path_probs_N)
+    kept = [0, *sorted(numbers)]
+    position = {node: at for at, node in enumerate(kept)}
+    parents = [-1, *(position[tree.host_parents[node]] for node in kept[1:])]
+    kept_N = torch.tensor(kept)
+    path_probs_N = None if tree.path_probs_N is None else tree.path_probs_N.take(kept_N)
+    height = max(tree.host_depths[node] for node in kept)
+    return TokenTree(tree.tokens_N.take(kept_N), torch.tensor(parents), height, path_probs_N=path_probs_N)

@@ -66,7 +66,7 @@ def merge_trees(first: TokenTree, second: TokenTree, nodes: int) -> TokenTree:
     for tree in (first, second):
         merged = [0]
         parents, tokens = tree.parents_N[1:].tolist(), tree.tokens_N[1:].tolist()
-        for parent, token, prob in zip(parents, tokens, draft_path_probs(tree).tolist(), strict=True):
+        for parent, token, prob in zip(parents, tokens, draft_path_probs(tree), strict=True):
             node = known.setdefault((merged[parent], token), len(known) + 1)
             if node > len(wrong):
                 wrong.append(1.0)

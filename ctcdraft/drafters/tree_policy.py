@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import exp, inf, log
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import check_float, check_int
 
 MAX_NODES = 4096  # of trees that a file asks for: the cache has a row for each
+LEAST_PROB, MOST_PROB = 1e-9, 1 - 1e-6  # path probabilities beyond count like these
 
 
 @dataclass(frozen=True)
@@ -61,19 +63,23 @@ class AcceptanceModel:
     @staticmethod
     def inputs(path_probs_N: np.ndarray, depths_N: np.ndarray, recent: float) -> np.ndarray:
         """Return the inputs_NX of nodes below the root."""
-        probs_N = np.clip(path_probs_N, 1e-9, 1 - 1e-6)
+        probs_N = np.clip(path_probs_N, LEAST_PROB, MOST_PROB)
         logits_N, log_depths_N = np.log(probs_N / (1 - probs_N)), np.log(depths_N)
         recent_N = np.full_like(logits_N, recent)
         return np.stack([np.ones_like(logits_N), logits_N, log_depths_N, logits_N * log_depths_N, recent_N], axis=1)
 
-    def __call__(self, logits_N: np.ndarray, parents_N: np.ndarray) -> np.ndarray:
-        """Return probabilities_N of nodes below the root; parent 0 is the root, n the n-th node below it."""
-        probs_N = 1 / (1 + np.exp(-logits_N))
-        # Not above the parent's, whatever the regression yields. Parents come before their children.
-        for node, parent in enumerate(parents_N.tolist()):
-            if parent > 0 and probs_N[parent - 1] < probs_N[node]:
-                probs_N[node] = probs_N[parent - 1]
-        return probs_N
+    def logits(self, tree: TokenTree) -> list[float]:
+        """Return the logits of the nodes below the root, whatever was recently accepted; `recent` shifts all alike."""
+        # Plain numbers: after a forward pass has filled the caches, one array operation takes longer than 16 nodes.
+        one, logit, log_depth, product, _ = self.weights
+        lines = [(one + log_depth * x, logit + product * x) for x in map(log, range(1, max(tree.host_depths) + 1))]
+        logits = [inf]
+        nodes = zip(draft_path_probs(tree), tree.host_depths[1:], tree.host_parents[1:], strict=True)
+        for path_prob, depth, parent in nodes:
+            prob, (start, slope) = min(max(LEAST_PROB, path_prob), MOST_PROB), lines[depth - 1]
+            # Not above the parent's, whatever the regression yields. Parents come before their children.
+            logits.append(min(logits[parent], start + slope * log(prob / (1 - prob))))
+        return logits[1:]
 
     def least_path_prob(self, prob: float, recent: float, depth: int) -> float:
         """Return the path probability below which no node up to this depth is accepted with probability `prob`."""
@@ -85,7 +91,7 @@ class AcceptanceModel:
             if (slope := logit + product * x) <= 0:
                 return 0.0  # less probable nodes would be accepted more often: nothing may be left out
             bounds.append((log(prob / (1 - prob)) - one - log_depth * x - recently * recent) / slope)
-        return 1 / (1 + exp(min(-min(bounds), 700.0)))
+        return logistic(min(bounds))
 
     @classmethod
     def fit(cls, inputs_RX: np.ndarray, accepted_R: np.ndarray, rounds: int = 30) -> Self:
@@ -119,30 +125,34 @@ class AcceptanceModel:
 class TreeNodes:
     """Draft nodes of one tree on the host, without the root, in an order in which any first n are a tree."""
 
-    index_N: np.ndarray  # node numbers in the tree
-    probs_N: np.ndarray  # acceptance probabilities, descending
-    usual_probs_N: np.ndarray  # the same without regard to what was recently accepted
+    numbers: list[int]  # in the tree
+    probs: list[float]  # acceptance probabilities, descending
+    usual_probs: list[float]  # the same without regard to what was recently accepted
 
     @classmethod
     def of(cls, tree: TokenTree, model: AcceptanceModel, recent: float) -> Self:
-        parents_N, depths_N = tree.parents_N[1:].numpy(force=True), tree.depths_N[1:].numpy(force=True)
-        inputs_NX = model.inputs(draft_path_probs(tree), depths_N, 0.0)
-        usual_N = inputs_NX @ np.asarray(model.weights)
-        probs_N = model(usual_N + recent * model.weights[-1], parents_N)
-        order_N = np.argsort(-probs_N, kind="stable")  # a parent is no less probable than its child, and comes first
-        return cls(order_N + 1, probs_N[order_N], model(usual_N, parents_N)[order_N])
+        usual = model.logits(tree)
+        shift = recent * model.weights[-1]
+        probs = [logistic(logit + shift) for logit in usual]
+        # A parent is no less probable than its child, and comes first: sorting keeps the order of equals.
+        order = sorted(range(len(probs)), key=probs.__getitem__, reverse=True)
+        return cls([n + 1 for n in order], [probs[n] for n in order], [logistic(usual[n]) for n in order])
 
-    def expected_tokens(self, nodes: Sequence[int]) -> np.ndarray:
+    def expected_tokens(self, nodes: Sequence[int]) -> list[float]:
         """Return the expected tokens of a step that keeps the first n - 1 of these, for every n in `nodes`."""
-        sums_N = np.concatenate([[1.0], 1.0 + np.cumsum(self.probs_N)])
-        return sums_N[np.minimum(nodes, len(sums_N)) - 1]
+        sums = list(accumulate(self.probs, initial=1.0))
+        return [sums[min(n, len(sums)) - 1] for n in nodes]
 
 
-def draft_path_probs(tree: TokenTree) -> np.ndarray:
-    """Return the draft's path probabilities_N without the root; (1/2)^depth for a draft that has none."""
+def logistic(logit: float) -> float:
+    return 1 / (1 + exp(min(-logit, 700.0)))
+
+
+def draft_path_probs(tree: TokenTree) -> list[float]:
+    """Return the draft's path probabilities without the root; (1/2)^depth for a draft that has none."""
     if tree.path_probs_N is None:
-        return 0.5 ** tree.depths_N[1:].double().numpy(force=True)
-    return tree.path_probs_N[1:].double().numpy(force=True)
+        return [0.5**depth for depth in tree.host_depths[1:]]
+    return tree.path_probs_N.tolist()[1:]
 
 
 @dataclass(frozen=True)
@@ -185,8 +195,7 @@ class AdaptivePolicy:
         """Return the index of the size to draft, 0 for none, from what is known before the draft."""
         gain = exp(recent)
         steps = zip(self.limit_tokens, self.limit_time, self.costs.draft, strict=True)
-        worth = [1 + (tokens - 1) * gain - rate * (rest + draft) for tokens, rest, draft in steps]
-        return max(range(len(worth)), key=worth.__getitem__)
+        return first_greatest([1 + (tokens - 1) * gain - rate * (rest + draft) for tokens, rest, draft in steps])
 
     def least_path_prob(self, recent: float, rate: float, depth: int) -> float:
         """Return the path probability under the draft below which no node up to this depth is worth its time."""
@@ -194,7 +203,8 @@ class AdaptivePolicy:
 
     def size(self, nodes: TreeNodes, rate: float) -> int:
         """Return the index of the size to keep of a drafted tree."""
-        return int((nodes.expected_tokens(self.costs.nodes) - rate * np.asarray(self.costs.rest)).argmax())
+        steps = zip(nodes.expected_tokens(self.costs.nodes), self.costs.rest, strict=True)
+        return first_greatest([tokens - rate * time for tokens, time in steps])
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "costs": vars(self.costs), "model": self.model.weights}
@@ -207,6 +217,10 @@ class AdaptivePolicy:
         tokens = finite_numbers(values["limit_tokens"], len(costs.nodes), least=1)
         time = finite_numbers(values["limit_time"], len(costs.nodes), above=0)
         return cls(costs, model, tokens, time, check_float(values["rate"], "rate", above=0))
+
+
+def first_greatest(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=values.__getitem__)
 
 
 def finite_numbers(values: Sequence[Any], count: int, **bounds: Any) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from simple_drafters import oracle_drafter, random_drafter
 from test_training_equals_decoding import HOW, block_drafter
 from tiny_models import random_base
 from training_parts import block_heads
-from truths_trees import slow_best_size, texts
+from truths_trees import slow_acceptance, slow_best_size, texts
 
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.tree import TokenTree
@@ -64,10 +64,33 @@ def test_the_size_is_the_best_of_all_subtrees(seed):
     rest, rate = np.cumsum([1.0, *rng.uniform(0, 0.4, 4)]), float(rng.uniform(0.5, 2))
     nodes, chosen = TreeNodes.of(tree, ASIS, 0.0), policy(rest)
     size = SIZES[chosen.size(nodes, rate)]
-    probs = dict(zip([0, *nodes.index_N.tolist()], [1.0, *nodes.probs_N.tolist()], strict=True))
+    probs = dict(zip([0, *nodes.numbers], [1.0, *nodes.probs], strict=True))
     worth, truth = slow_best_size(tree, probs, SIZES, rest, rate)
-    assert 1 + nodes.probs_N[: size - 1].sum() - rate * rest[SIZES.index(size)] == pytest.approx(worth)
+    assert 1 + sum(nodes.probs[: size - 1]) - rate * rest[SIZES.index(size)] == pytest.approx(worth)
     assert size == truth
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_choices_are_those_of_the_slow_twin(seed):
+    """Random regressions, some with which a child would be likelier than its parent; with and without draft's q."""
+    rng = np.random.default_rng(seed)
+    tree, model = random_tree(seed, int(rng.integers(2, 64))), AcceptanceModel(tuple(rng.normal(0, (1, 1, 1, 0.5, 1))))
+    tree = tree if seed % 4 else replace(tree, path_probs_N=None)
+    recent, rate, rest = float(rng.normal()), float(rng.uniform(0.5, 2)), np.cumsum([1.0, *rng.uniform(0, 0.4, 4)])
+    nodes, truth = TreeNodes.of(tree, model, recent), slow_acceptance(tree, model.weights, recent)
+    usual = slow_acceptance(tree, model.weights, 0.0)
+    assert nodes.numbers == sorted(truth, key=lambda node: -truth[node])
+    assert nodes.probs == pytest.approx([truth[node] for node in nodes.numbers], rel=1e-12, abs=0)
+    assert nodes.usual_probs == pytest.approx([usual[node] for node in nodes.numbers], rel=1e-12, abs=0)
+    worth = [1 + sum(nodes.probs[: size - 1]) - rate * time for size, time in zip(SIZES, rest, strict=True)]
+    assert policy(rest).size(nodes, rate) == worth.index(max(worth))
+
+
+def test_probabilities_of_no_use_are_no_error():
+    tree = replace(random_tree(0, 5), path_probs_N=torch.tensor([1.0, 1.0, 0.0, torch.nan, torch.inf]))
+    nodes = TreeNodes.of(tree, AcceptanceModel((0.0, 90.0, 0.0, 0.0, 1.0)), 0.0)
+    assert all(0 <= prob <= 1 for prob in nodes.probs)
+    keep_nodes(tree, nodes.numbers[:2])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -75,12 +98,12 @@ def test_kept_nodes_are_a_tree_of_the_same_texts(seed):
     tree = random_tree(seed, 10)
     by_node = dict(enumerate(texts(tree), 1))
     nodes = TreeNodes.of(tree, ASIS, 0.3)
-    assert (np.diff(nodes.probs_N) <= 0).all()
+    assert (np.diff(nodes.probs) <= 0).all()
     for kept in range(10):
-        index_K = nodes.index_N[:kept]
-        smaller = keep_nodes(tree, index_K)
-        assert texts(smaller) == [by_node[node] for node in sorted(index_K.tolist())]
-        assert smaller.path_probs_N.tolist() == tree.path_probs_N[[0, *sorted(index_K.tolist())]].tolist()
+        numbers = nodes.numbers[:kept]
+        smaller = keep_nodes(tree, numbers)
+        assert texts(smaller) == [by_node[node] for node in sorted(numbers)]
+        assert smaller.path_probs_N.tolist() == tree.path_probs_N[[0, *sorted(numbers)]].tolist()
         assert smaller.height == (max([0, *map(len, texts(smaller))]) if kept < 9 else tree.height)
 
 

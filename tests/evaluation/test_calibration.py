@@ -20,7 +20,7 @@ from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.distributed import Shard
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.controls import Oracle, RandomDrafter
-from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts
+from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes
 from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.output_dir import OutputDir
@@ -74,8 +74,8 @@ def test_data_that_decide_nothing_leave_the_drafts_own_probabilities():
     for share in (0.0, 1.0):  # all wrong, or all right: separable
         model = fit_acceptance(synthetic_steps(lambda q, depth, share=share: share, 200))
         assert np.isfinite(model.weights).all()
-        probs = model(model.inputs(np.asarray([0.5]), np.asarray([1.0]), 0.0) @ model.weights, np.asarray([0]))
-        assert abs(probs[0] - share) < 0.05
+        nodes = TreeNodes.of(TokenTree.from_lists(torch.tensor(0), [1], [-1], [0.5]), model, 0.0)
+        assert abs(nodes.probs[0] - share) < 0.05
 
 
 def test_a_calibrated_drafter_is_reliable_and_an_overconfident_one_is_not():

@@ -18,7 +18,7 @@ from torch import Tensor
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.adaptive import RECENT_DECAY, AdaptiveDrafter, recent_ratio
+from ctcdraft.drafters.adaptive import RECENT_DECAY, cuts_trees, recent_ratio
 from ctcdraft.drafters.base import samples_drafts
 from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes, draft_path_probs
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
@@ -49,7 +49,12 @@ class ReplayedStep:
     is_first: bool  # of its answer
 
     def inputs(self, recent: float) -> np.ndarray:
-        return AcceptanceModel.inputs(draft_path_probs(self.tree), self.tree.depths_N[1:].numpy(force=True), recent)
+        depths_N = np.asarray(self.tree.host_depths[1:])
+        return AcceptanceModel.inputs(np.asarray(draft_path_probs(self.tree)), depths_N, recent)
+
+    def accepted_of(self, nodes: TreeNodes) -> np.ndarray:
+        """Return accepted_N in the order of the nodes."""
+        return self.accepted_N[np.asarray(nodes.numbers, dtype=int) - 1]
 
 
 @torch.inference_mode()
@@ -89,9 +94,8 @@ def recent_acceptance(model: AcceptanceModel, steps: Sequence[ReplayedStep]) -> 
             accepted_sum = expected_sum = 0.0
         recent.append(recent_ratio(accepted_sum, expected_sum))
         nodes = TreeNodes.of(step.tree, model, recent[-1])
-        kept = nodes.index_N[: STEP_NODES - 1] - 1
-        accepted_sum = RECENT_DECAY * accepted_sum + float(step.accepted_N[kept].sum())
-        expected_sum = RECENT_DECAY * expected_sum + float(nodes.usual_probs_N[: STEP_NODES - 1].sum())
+        accepted_sum = RECENT_DECAY * accepted_sum + float(step.accepted_of(nodes)[: STEP_NODES - 1].sum())
+        expected_sum = RECENT_DECAY * expected_sum + sum(nodes.usual_probs[: STEP_NODES - 1])
     return recent
 
 
@@ -113,8 +117,8 @@ def reliability(model: AcceptanceModel, steps: Sequence[ReplayedStep]) -> list[d
     probs, accepted = [np.zeros(0)], [np.zeros(0)]
     for step, recent in zip(steps, recent_acceptance(model, steps), strict=True):
         nodes = TreeNodes.of(step.tree, model, recent)
-        probs.append(nodes.probs_N)
-        accepted.append(step.accepted_N[nodes.index_N - 1])
+        probs.append(np.asarray(nodes.probs))
+        accepted.append(step.accepted_of(nodes))
     probs_R, accepted_R = np.concatenate(probs), np.concatenate(accepted)
     bin_R, rows = np.minimum((probs_R * BINS).astype(int), BINS - 1), []
     for number in range(BINS):
@@ -144,10 +148,10 @@ def calibrate(
     model = fit_acceptance(steps)
     recent = recent_acceptance(model, steps)
     trees = [TreeNodes.of(step.tree, model, one) for step, one in zip(steps, recent, strict=True)]
-    expected = [tree.expected_tokens(costs.nodes) for tree in trees] or [np.ones(len(costs.nodes))]
-    fixed = np.stack(expected).mean(0)
+    expected = [tree.expected_tokens(costs.nodes) for tree in trees] or [[1.0] * len(costs.nodes)]
+    fixed = np.asarray(expected).mean(0)
     policy = AdaptivePolicy.of(costs, model, trees)
-    if not AdaptiveDrafter.cuts_trees(drafter, setup.base.device):
+    if not cuts_trees(samples_drafts(drafter), setup.base.device.type == "cpu"):
         policy = AdaptivePolicy.uncut(costs, fixed, model)
     shown_steps = replay_steps(drafter, shown, largest, setup.seed, progress)
     share = committed_share(steps, answers)
