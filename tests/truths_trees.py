@@ -52,7 +52,7 @@ def slow_acceptance(tree, weights, recent):
         depth = len(texts(tree)[node - 1])
         q = 0.5**depth if tree.path_probs_N is None else float(tree.path_probs_N[node])
         logit = math.log(min(max(q, 1e-9), 1 - 1e-6)) - math.log1p(-min(max(q, 1e-9), 1 - 1e-6))
-        inputs = (1, logit, math.log(depth), logit * math.log(depth), recent)
+        inputs = (1, logit, math.log(depth), logit * math.log(depth), max(0.0, logit), recent)
         return 1 / (1 + math.exp(-sum(w * x for w, x in zip(weights, inputs, strict=True))))
 
     parents, found = tree.parents_N.tolist(), {0: 1.0}

@@ -54,43 +54,49 @@ class StepCosts:
 class AcceptanceModel:
     """The probability that a node is accepted with all nodes above it: a logistic regression.
 
-    Inputs: 1, logit q, log d, logit q * log d, recent, where q is the path probability under the draft, d the depth and
-    `recent` the log ratio of accepted to expected draft tokens of the latest drafts, 0 at the beginning.
+    Inputs: 1, logit q, log d, logit q * log d, max(0, logit q), recent, where q is the path probability under the
+    draft, d the depth and `recent` the log ratio of accepted to expected draft tokens of the latest drafts, 0 at the
+    beginning. Probable nodes have a slope of their own: prompt lookup in a text that repeats itself is nearly always
+    accepted.
     """
 
-    weights: tuple[float, ...] = (0.0, 1.0, 0.0, 0.0, 1.0)
+    weights: tuple[float, ...] = (0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 
     @staticmethod
     def inputs(path_probs_N: np.ndarray, depths_N: np.ndarray, recent: float) -> np.ndarray:
         """Return the inputs_NX of nodes below the root."""
         probs_N = np.clip(path_probs_N, LEAST_PROB, MOST_PROB)
         logits_N, log_depths_N = np.log(probs_N / (1 - probs_N)), np.log(depths_N)
-        recent_N = np.full_like(logits_N, recent)
-        return np.stack([np.ones_like(logits_N), logits_N, log_depths_N, logits_N * log_depths_N, recent_N], axis=1)
+        more_N = logits_N * log_depths_N, np.maximum(logits_N, 0), np.full_like(logits_N, recent)
+        return np.stack([np.ones_like(logits_N), logits_N, log_depths_N, *more_N], axis=1)
 
     def logits(self, tree: TokenTree) -> list[float]:
         """Return the logits of the nodes below the root, whatever was recently accepted; `recent` shifts all alike."""
         # Plain numbers: after a forward pass has filled the caches, one array operation takes longer than 16 nodes.
-        one, logit, log_depth, product, _ = self.weights
+        one, logit, log_depth, product, probable, _ = self.weights
         lines = [(one + log_depth * x, logit + product * x) for x in map(log, range(1, max(tree.host_depths) + 1))]
         logits = [inf]
         nodes = zip(draft_path_probs(tree), tree.host_depths[1:], tree.host_parents[1:], strict=True)
         for path_prob, depth, parent in nodes:
             prob, (start, slope) = min(max(LEAST_PROB, path_prob), MOST_PROB), lines[depth - 1]
+            path_logit = log(prob / (1 - prob))
+            accepted = start + slope * path_logit + probable * max(0.0, path_logit)
             # Not above the parent's, whatever the regression yields. Parents come before their children.
-            logits.append(min(logits[parent], start + slope * log(prob / (1 - prob))))
+            logits.append(min(logits[parent], accepted))
         return logits[1:]
 
     def least_path_prob(self, prob: float, recent: float, depth: int) -> float:
         """Return the path probability below which no node up to this depth is accepted with probability `prob`."""
-        one, logit, log_depth, product, recently = self.weights
+        one, logit, log_depth, product, probable, recently = self.weights
         if not 0 < prob < 1:
             return min(max(prob, 0.0), 1.0)
         bounds = []
         for x in (0.0, log(max(depth, 1))):  # the bound is monotone in log d: its least value is at an end
             if (slope := logit + product * x) <= 0:
                 return 0.0  # less probable nodes would be accepted more often: nothing may be left out
-            bounds.append((log(prob / (1 - prob)) - one - log_depth * x - recently * recent) / slope)
+            needed = log(prob / (1 - prob)) - one - log_depth * x - recently * recent
+            steep = slope if needed <= 0 else slope + probable  # path probabilities above 1/2
+            bounds.append(needed / steep if steep > 0 else inf)
         return logistic(min(bounds))
 
     @classmethod

@@ -74,7 +74,10 @@ def test_the_size_is_the_best_of_all_subtrees(seed):
 def test_choices_are_those_of_the_slow_twin(seed):
     """Random regressions, some with which a child would be likelier than its parent; with and without draft's q."""
     rng = np.random.default_rng(seed)
-    tree, model = random_tree(seed, int(rng.integers(2, 64))), AcceptanceModel(tuple(rng.normal(0, (1, 1, 1, 0.5, 1))))
+    tree, model = (
+        random_tree(seed, int(rng.integers(2, 64))),
+        AcceptanceModel(tuple(rng.normal(0, (1, 1, 1, 0.5, 1, 1)))),
+    )
     tree = tree if seed % 4 else replace(tree, path_probs_N=None)
     recent, rate, rest = float(rng.normal()), float(rng.uniform(0.5, 2)), np.cumsum([1.0, *rng.uniform(0, 0.4, 4)])
     nodes, truth = TreeNodes.of(tree, model, recent), slow_acceptance(tree, model.weights, recent)
@@ -88,7 +91,7 @@ def test_choices_are_those_of_the_slow_twin(seed):
 
 def test_probabilities_of_no_use_are_no_error():
     tree = replace(random_tree(0, 5), path_probs_N=torch.tensor([1.0, 1.0, 0.0, torch.nan, torch.inf]))
-    nodes = TreeNodes.of(tree, AcceptanceModel((0.0, 90.0, 0.0, 0.0, 1.0)), 0.0)
+    nodes = TreeNodes.of(tree, AcceptanceModel((0.0, 90.0, 0.0, 0.0, 0.0, 1.0)), 0.0)
     assert all(0 <= prob <= 1 for prob in nodes.probs)
     keep_nodes(tree, nodes.numbers[:2])
 
@@ -108,7 +111,13 @@ def test_kept_nodes_are_a_tree_of_the_same_texts(seed):
 
 
 @pytest.mark.parametrize(
-    "weights", [(0.0, 1.0, 0.0, 0.0, 1.0), (0.7, 0.8, -0.4, 0.3, 0.9), (-1.0, 1.5, 0.5, -0.4, 1.0)]
+    "weights",
+    [
+        (0.0, 1.0, 0.0, 0.0, 0.0, 1.0),
+        (0.7, 0.8, -0.4, 0.3, 0.0, 0.9),
+        (-1.0, 1.5, 0.5, -0.4, -0.7, 1.0),
+        (-3.0, 1.0, -0.4, 0.3, 2.0, 0.9),
+    ],
 )
 def test_no_node_that_pays_is_below_the_least_path_probability(weights):
     model, grid = AcceptanceModel(weights), np.geomspace(1e-6, 0.999, 400)
@@ -117,9 +126,9 @@ def test_no_node_that_pays_is_below_the_least_path_probability(weights):
         reached = [
             1 / (1 + np.exp(-model.inputs(grid, np.full_like(grid, depth), recent) @ weights)) for depth in range(1, 7)
         ]
-        truth = min(grid[accepted >= prob].min() for accepted in reached)
+        truth = min(grid[accepted >= prob].min(initial=1.0) for accepted in reached)
         assert truth / 1.04 < least <= truth * (1 + 1e-9)
-    assert AcceptanceModel((0.0, -0.1, 0.0, 0.0, 1.0)).least_path_prob(0.1, 0.0, 6) == 0.0
+    assert AcceptanceModel((0.0, -0.1, 0.0, 0.0, 0.0, 1.0)).least_path_prob(0.1, 0.0, 6) == 0.0
     assert model.least_path_prob(0.0, 0.0, 6) == 0.0
 
 
