@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,12 @@ def test_every_verifier_gives_the_autoregressive_tokens_at_temperature_0(base, d
     drafter = build_drafter(node, base)
     for seed in range(len(PROMPTS)):
         assert response(base, drafter, seed, settings) == response(base, Autoregressive(base), seed, settings)
+
+
+@pytest.mark.parametrize("decoding", options("decoding"))
+def test_no_step_pays_for_what_instantiation_wraps_functions_in(decoding):
+    verify = instantiate(composed("train", f"decoding={decoding}").decoding).verify
+    assert not any(isinstance(part, partial) for part in (verify, getattr(verify, "rule", None)))
 
 
 def test_every_data_file_of_the_package_is_installed_with_it():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ctcdraft.decoding.sampling import warp
-from ctcdraft.decoding.verification import Verifier
+from ctcdraft.decoding.verification import Verifier, plain_function
 from ctcdraft.errors import check_float, check_int
 
 LogitsProcessor = Callable[[Tensor], Tensor]  # logits_NV -> log-probabilities_NV
@@ -34,6 +34,7 @@ class DecodingSettings:
         check_int(self.top_k, "decoding.top_k", least=0)
         check_float(self.temperature, "decoding.temperature", least=0)
         check_float(self.top_p, "decoding.top_p", above=0, most=1)
+        object.__setattr__(self, "verify", plain_function(self.verify))
 
     def owes_token_identity(self, sampled: bool) -> bool:
         """Return whether a response must equal autoregression's token for token, not only in distribution.

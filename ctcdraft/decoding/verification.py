@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,12 @@ Verifier = Callable[[TokenTree, Tensor, GumbelNoise | None, int], VerifyResult]
 # stop, -1 in unused slots; uniform_NK) -> (index_N of the accepted sample, -1 for none; the distribution_NV of the
 # base's token if none is accepted)
 AcceptanceRule = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def plain_function(function: Any) -> Any:
+    """Return the function of a partial without arguments, as configs give one, whose every call is checked anew."""
+    is_bare = isinstance(function, partial) and not function.args and not function.keywords
+    return function.func if is_bare else function
 
 
 def match(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int) -> VerifyResult:
@@ -103,6 +111,9 @@ class Rejection:
     """
 
     rule: AcceptanceRule
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", plain_function(self.rule))
 
     def __call__(
         self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
