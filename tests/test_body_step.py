@@ -14,7 +14,7 @@ from torch import nn
 
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.nn import compiled_step
-from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
+from ctcdraft.nn.bodies import AttentionBody, AuxStateFusion, FeedForwardBody, ResidualBody
 from ctcdraft.nn.heads import BlankHead
 from ctcdraft.nn.rotary import Rotary, apply_rotary, default_frequencies
 from ctcdraft.nn.transformer import BlockConfig
@@ -127,6 +127,36 @@ def test_logits_by_machine_code(without_numba, frames):
     slow = without_numba(head, states_XD)
     assert compiled_step.compiled_logits(head, states_XD) is not None
     torch.testing.assert_close(head(states_XD), slow, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@torch.inference_mode()
+def test_fused_layers_by_machine_code(without_numba, rows):
+    torch.manual_seed(rows)
+    fusion = AuxStateFusion(SHAPE.width, LAYERS, SHAPE.epsilon)
+    for value in fusion.parameters():
+        value += 0.2 * torch.randn_like(value)
+    states_BLE = torch.randn(1, rows, LAYERS * SHAPE.width)
+    assert compiled_step.compiled_fusion(fusion, states_BLE) is None  # row-major
+    to_column_major_(fusion)
+    slow = without_numba(fusion, states_BLE)
+    assert compiled_step.compiled_fusion(fusion, states_BLE) is not None
+    torch.testing.assert_close(fusion(states_BLE), slow, rtol=0, atol=1e-5)
+    assert compiled_step.compiled_fusion(fusion, states_BLE.repeat(2, 1, 1)) is None
+
+
+@torch.inference_mode()
+def test_log_softmax_by_machine_code(without_numba):
+    """Also of logits far apart, and of tokens outside a draft vocabulary."""
+    logits_TC = 30 * torch.randn(5, 90, generator=torch.Generator().manual_seed(0))
+    logits_TC[1, 7], logits_TC[2, -1], logits_TC[3, 4] = -torch.inf, 200, 300
+    log_probs_TC, probs_TV, blank_T = compiled_step.compiled_log_softmax(logits_TC)
+    expected_TC = logits_TC.double().log_softmax(dim=-1)
+    torch.testing.assert_close(log_probs_TC.double(), expected_TC, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(probs_TV.double(), expected_TC[:, :-1].exp(), rtol=1e-5, atol=1e-30)
+    torch.testing.assert_close(blank_T.double(), expected_TC[:, -1].exp(), rtol=1e-5, atol=1e-30)
+    assert probs_TV[1, 7] == 0
+    assert without_numba(compiled_step.compiled_log_softmax, logits_TC) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import ctcdraft
 
 ROOT = Path(ctcdraft.__file__).parent
 LAYERS = (  # lowest first; folders of one layer do not import each other
-    ("errors", "io", "batch", "distributed", "progress", "hardware", "renamed", "machine_code"),
+    ("errors", "io", "batch", "distributed", "progress", "hardware", "renamed", "machine_code", "array_kernels"),
     ("decoding", "ctc", "nn"),
     ("models",),
     ("drafters",),
@@ -29,7 +29,7 @@ HEAVY = {
     "accelerate": {"models/device_map.py"},
     "vllm": {"corpus/generation/vllm.py"},
     "optuna": {"training/search.py"},
-    "numba": {f"{part}_kernels.py" for part in ("ctc/search", "ctc/candidate", "ctc/conditioned", "nn/step")},
+    "numba": {f"{part}_kernels.py" for part in ("array", "ctc/search")},
     "wandb": {"training/loggers.py"},
 }
 LEVEL = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from ctcdraft.array_kernels import exactly
 from ctcdraft.ctc.best_first import VELTKAMP_FACTOR
-
-exactly = njit(cache=True, error_model="numpy")
 
 
 class Candidates(NamedTuple):

@@ -7,26 +7,22 @@ probability while that holds. The frames and their factors are float32, the mass
 
 from __future__ import annotations
 
-from math import exp, tanh
+from math import exp
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from ctcdraft.array_kernels import compiled, exactly, exponentiate, step_gru
 from ctcdraft.ctc.best_first import TIE_TOLERANCE
 from ctcdraft.ctc.candidate_kernels import (
     Expanded,
     add_candidate,
     best_nodes,
     enlarged,
-    exactly,
     new_candidates,
     next_entry,
 )
 from ctcdraft.ctc.search_kernels import replace_least
-
-# Sums in any order and fused multiply-adds, but infinities and NaNs as they are.
-compiled = njit(cache=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
 
 
 class Correction(NamedTuple):
@@ -120,44 +116,12 @@ def expand(frames, correction, found, expanded, row, factor_V, merges):
 
 @compiled
 def step_memory(correction, memory_R, token, next_R):
-    """Write the memory after one more token: see `GRUCorrection.step` and `MarkovCorrection.step`."""
-    rank, inputs_G = len(memory_R), correction.table_VG[token]
+    """Write the memory after one more token: see the steps of the corrections."""
+    inputs_G = correction.table_VG[token]
     if len(correction.recurrent_GR) == 0:
         next_R[:] = inputs_G
-        return
-    recurrent_G = np.empty(len(inputs_G), np.float32)
-    for g in range(len(inputs_G)):
-        sum_g = np.float32(0)
-        for r in range(rank):
-            sum_g += correction.recurrent_GR[g, r] * memory_R[r]
-        recurrent_G[g] = sum_g + correction.bias_G[g]
-    for r in range(rank):
-        reset = 1 / (1 + exp(-(inputs_G[r] + recurrent_G[r])))
-        update = 1 / (1 + exp(-(inputs_G[rank + r] + recurrent_G[rank + r])))
-        new = tanh(inputs_G[2 * rank + r] + reset * recurrent_G[2 * rank + r])
-        next_R[r] = new + update * (memory_R[r] - new)
-
-
-@exactly
-def exponentiate(x_V):
-    """Replace x by exp x, x clamped to LOGIT_RANGE; vectorised, with an error of one or two units in the last place."""
-    bits_V = np.empty(len(x_V), np.int32)
-    for v in range(len(x_V)):
-        x = min(max(x_V[v], np.float32(-80)), np.float32(80))
-        # x = power log 2 + r: log 2 in two parts, a Taylor polynomial in r, and the power as exponent bits.
-        power = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
-        r = (x - power * np.float32(0.693359375)) + power * np.float32(2.12194440e-4)
-        y = np.float32(1 / 5040)
-        y = y * r + np.float32(1 / 720)
-        y = y * r + np.float32(1 / 120)
-        y = y * r + np.float32(1 / 24)
-        y = y * r + np.float32(1 / 6)
-        y = y * r + np.float32(1 / 2)
-        x_V[v] = (y * r) * r + r + np.float32(1)
-        bits_V[v] = (np.int32(power) + np.int32(127)) << np.int32(23)
-    scale_V = bits_V.view(np.float32)
-    for v in range(len(x_V)):
-        x_V[v] *= scale_V[v]
+    else:
+        step_gru(memory_R, inputs_G, correction.recurrent_GR, correction.bias_G, next_R)
 
 
 @exactly

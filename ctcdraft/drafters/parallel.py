@@ -155,12 +155,11 @@ class ParallelDrafter(DraftHead):
 
     def build_tree(self, logits_BATC: Tensor, start_BAR: Any, anchor: int, context: Context, rng: Any) -> TokenTree:
         """Return the tree of one anchor's frames. start_BAR: states of the logit correction after the roots."""
-        log_probs_TC = logits_BATC[0, anchor].log_softmax(dim=-1, dtype=torch.float32)
-        request = TreeRequest.of(context, self.stops, rng)
+        logits_TC, request = logits_BATC[0, anchor], TreeRequest.of(context, self.stops, rng)
         if self.correction is None:
-            return self.frame_tree(log_probs_TC, request)
-        conditioned = ConditionedFrames.empty(log_probs_TC, self.correction, start_BAR[0, anchor : anchor + 1])
-        return self.frame_tree(log_probs_TC, request, conditioned)
+            return self.frame_tree(logits_TC.log_softmax(dim=-1, dtype=torch.float32), request)
+        conditioned = ConditionedFrames.of_logits(logits_TC, self.correction, start_BAR[0, anchor : anchor + 1])
+        return self.frame_tree(conditioned.log_probs_TC, request, conditioned)
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Return the emissions at the newest hidden state; appends the text's new keys and values to `memory`."""

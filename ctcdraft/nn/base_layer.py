@@ -236,3 +236,8 @@ def copy_final_norm(norm: RMSNorm, lm: Any) -> bool:
 def dequantized_weight(value: Any) -> Tensor:
     # Quantised tensor subclasses store codes and scales.
     return value.dequantize() if hasattr(value, "__tensor_flatten__") else value
+
+
+def zero(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)

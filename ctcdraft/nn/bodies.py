@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctcdraft.errors import check_int
-from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer
-from ctcdraft.nn.compiled_step import BodyArrays, compiled_step
+from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer, zero
+from ctcdraft.nn.compiled_step import BodyArrays, compiled_fusion, compiled_step
 from ctcdraft.nn.rotary import Rotary
 from ctcdraft.nn.transformer import BlockConfig, RMSNorm, SlotBlock, TensorPair
 
@@ -66,8 +66,7 @@ class AttentionBody(nn.Module):
         self.norm = RMSNorm(shape.width, eps=shape.epsilon)
         all_layers, count = shape.state_layers * shape.width, blocks if own_text else 0
         self.own_text = nn.ModuleList([nn.Linear(all_layers, shape.width, bias=False) for _ in range(count)])
-        for weight in self.own_text.parameters():
-            nn.init.zeros_(weight)
+        zero(self.own_text)
         self.arrays: BodyArrays | None = None  # see compiled_step
 
     def init_from_base(self, lm: Any) -> str:
@@ -78,8 +77,8 @@ class AttentionBody(nn.Module):
         # Further copies start with zero output, or the layer would be applied several times.
         for block in cast(list[Any], [*self.deeper] if copied else []):
             block.load_state_dict(self.block.state_dict())
-            nn.init.zeros_(block.attention.out.weight)
-            nn.init.zeros_(block.mlp.down.weight)
+            zero(block.attention.out)
+            zero(block.mlp.down)
         return f"{description}, final norm {'from the base' if copy_final_norm(self.norm, lm) else 'of ones'}"
 
     def text_keys_values(self, states_BLE: Tensor, position_ids_BL: Tensor) -> list[TensorPair]:
@@ -117,8 +116,8 @@ class AttentionBody(nn.Module):
 
             a b c | d e | s1 s2 s3        cached, new, slots: contiguous positions 0 .. 7
         """
-        if (compiled_BATD := compiled_step(self, states_BKE, root_BAD, memory)) is not None:
-            return compiled_BATD
+        if (frames_BATD := compiled_step(self, states_BKE, root_BAD, memory)) is not None:
+            return frames_BATD
         text_BKD, start = self.project(states_BKE[..., : self.shape.width]), memory.length
         end = start + text_BKD.shape[1]
         rotation = self.rotary.span(start, end + self.rows, text_BKD.device)
@@ -158,9 +157,11 @@ class AuxStateFusion(nn.Module):
         self.width = width
         self.norms = nn.ModuleList([RMSNorm(width, eps=epsilon) for _ in range(layers - 1)])
         self.mix = nn.Linear((layers - 1) * width, width, bias=False)
-        nn.init.zeros_(self.mix.weight)  # training starts from a drafter that uses the last layer alone
+        zero(self.mix)  # training starts from a drafter that uses the last layer alone
 
     def forward(self, states_BLD: Tensor) -> Tensor:
+        if (fused_BLD := compiled_fusion(self, states_BLD)) is not None:
+            return fused_BLD
         last_BLD, *others = states_BLD.split(self.width, dim=-1)
         normed = [norm(state_BLD) for norm, state_BLD in zip(self.norms, others, strict=True)]
         return last_BLD + self.mix(torch.cat(normed, dim=-1))
@@ -213,16 +214,15 @@ class ResidualBody(AnchorBody):
         for _ in range(frames):
             branches = [residual_branch(shape.width, shape.width, inner, "drafter.body.inner") for _ in range(blocks)]
             for branch in branches:  # the last linear layer alone, so that the output is zero and the gradient is not
-                for parameter in getattr(branch, "down", branch).parameters():
-                    nn.init.zeros_(parameter)
+                zero(getattr(branch, "down", branch))
             self.heads.append(nn.ModuleList(branches))
 
     def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
         """Return hidden states_BATD of every frame, ready for the head."""
         frames: list[Tensor] = []
-        for branches in self.heads:
+        for branches in cast(list[nn.ModuleList], [*self.heads]):
             state_BAD = anchor_BAD
-            for branch in cast(nn.ModuleList, branches):
+            for branch in branches:
                 state_BAD = state_BAD + branch(state_BAD)
             frames.append(state_BAD)
         return torch.stack(frames, dim=2)
@@ -236,13 +236,11 @@ class FeedForwardBody(AnchorBody):
 
     def __init__(self, shape: BlockConfig, frames: int, inner: int | None) -> None:
         super().__init__()
-        inner = shape.width if inner is None else check_int(inner, "drafter.body.inner")
-        self.frames = frames
+        inner, self.frames = shape.width if inner is None else check_int(inner, "drafter.body.inner"), frames
         self.up = nn.Linear(shape.width, frames * inner)
         self.down = nn.Linear(frames * inner, frames * shape.width)
         # Zero output at first: every frame starts as the anchor's state.
-        nn.init.zeros_(self.down.weight)
-        nn.init.zeros_(self.down.bias)
+        zero(self.down)
 
     def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
         """Return hidden states_BATD of every frame, ready for the head."""

@@ -33,20 +33,40 @@ def takes_machine_code(x_XD: Tensor) -> bool:
     return few and step_kernels() is not None
 
 
+class HeldWeights:
+    """The layers and weights of a module, to notice that one was replaced or is stored elsewhere.
+
+    Asked at every step, so the modules' own dictionaries are read: their attributes take several times longer.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        places = [place for part in module.modules() for place in (part._modules, part._parameters)]
+        self.places: list[dict[str, Any]] = [place for place in places if place]
+        self.values = self.contents()
+        self.weights = [value for value in self.values if isinstance(value, Tensor)]
+        self.addresses = [weight.data_ptr() for weight in self.weights]
+
+    def contents(self) -> list[Any]:
+        return [value for place in self.places for value in place.values()]
+
+    def are_current(self) -> bool:
+        values = self.contents()
+        same = len(values) == len(self.values) and all(map(operator.is_, values, self.values))
+        return same and [weight.data_ptr() for weight in self.weights] == self.addresses
+
+
 class BodyArrays:
     """A body's weights as arrays, views that follow what is written to the weights in place."""
 
     def __init__(self, body: Any) -> None:
-        self.parts = parts_of(body)
-        self.addresses = addresses(body, self.parts)
-        layers = [part for part in self.parts if part.weight.ndim == 2]
-        weights, blocks = [body.slots_TD, *(part.weight for part in self.parts)], [body.block, *body.deeper]
+        self.held = HeldWeights(body)
+        blocks = [body.block, *body.deeper]
+        layers = [part for part in parts_of(body) if part.weight.ndim == 2]
+        weights = [body.slots_TD, *(part.weight for part in parts_of(body))]
         shape = body.shape
         is_plain = not body.root_row and not shape.qk_norm and not shape.qkv_bias and shape.activation == "silu"
-        small = all(type(layer) is nn.Linear and layer.weight.numel() <= MAX_WEIGHTS for layer in layers)
-        # The layout of `to_column_major_`; others would be compiled again, to slow code.
-        ready = all(weight.is_cpu and weight.dtype == torch.float32 for weight in weights)
-        self.usable = is_plain and small and ready and all(layer.weight.T.is_contiguous() for layer in layers)
+        # Other layouts would be compiled again, to slow code.
+        self.usable = is_plain and all(map(is_ready, weights)) and all(map(is_ready_linear, layers))
         if self.usable:
             self.fill(body, blocks)
 
@@ -72,12 +92,6 @@ class BodyArrays:
         self.own_text = transposed(*body.own_text)
         self.rotation = tuple(table_PE.numpy() for table_PE in body.rotary.tables(torch.device("cpu")))
 
-    def are_current(self, body: Any) -> bool:
-        """Return whether the body has the same layers, with weights stored where they were."""
-        parts = parts_of(body)
-        same = len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
-        return same and addresses(body, parts) == self.addresses
-
 
 def parts_of(body: Any) -> list[Any]:
     """Return the norms and linear layers of a body."""
@@ -89,13 +103,9 @@ def parts_of(body: Any) -> list[Any]:
     return parts if body.root_project is None else [*parts, body.root_norm, body.root_project]
 
 
-def addresses(body: Any, parts: list[Any]) -> list[int]:
-    return [body.slots_TD.data_ptr(), *(part.weight.data_ptr() for part in parts)]
-
-
 def body_arrays(body: Any) -> BodyArrays | None:
     """Return the arrays of a body whose step can be machine code, else None."""
-    if body.arrays is None or not body.arrays.are_current(body):
+    if body.arrays is None or not body.arrays.held.are_current():
         body.arrays = BodyArrays(body)
     return body.arrays if body.arrays.usable else None
 
@@ -139,3 +149,52 @@ def compiled_logits(head: Any, states_XD: Tensor) -> Tensor | None:
     blank_D, bias = head.blank_D.detach().numpy(), float(head.blank_bias)
     logits_YC = step_kernels().class_logits(states_YD, weight.detach().numpy(), blank_D, np.float32(bias))
     return torch.from_numpy(logits_YC).view(*states_XD.shape[:-1], -1)
+
+
+def compiled_fusion(fusion: Any, states_BLD: Tensor) -> Tensor | None:
+    """Return `AuxStateFusion.forward` by machine code; None where that is not possible."""
+    if not takes_machine_code(states_BLD) or len(states_BLD) != 1:
+        return None
+    mix, norms = fusion.mix, [norm.weight for norm in fusion.norms]
+    if not all(map(is_ready, norms)) or not is_ready_linear(mix):
+        return None
+    states_KE, norms_LD = states_BLD[0].contiguous().numpy(), tuple(norm.detach().numpy() for norm in norms)
+    epsilon = fusion.norms[0].eps
+    return torch.from_numpy(step_kernels().fuse_layers(states_KE, norms_LD, mix.weight.detach().T.numpy(), epsilon))[
+        None
+    ]
+
+
+def compiled_gru_start(first: Any, arrays: Any, anchor_XD: Tensor, root_X: Tensor) -> Tensor | None:
+    """Return `GRUCorrection.start` at one root by machine code; None where that is not possible.
+
+    arrays: those of `LogitCorrection.arrays`.
+    """
+    if root_X.numel() != 1 or not takes_machine_code(anchor_XD) or not is_ready_linear(first):
+        return None
+    table_VG, recurrent_GR, bias_G, _ = arrays
+    anchor_1D, first_DR = anchor_XD.reshape(1, -1).contiguous().numpy(), first.weight.detach().T.numpy()
+    memory_1R = step_kernels().start_gru(
+        anchor_1D, first_DR, first.bias.detach().numpy(), table_VG[int(root_X)], recurrent_GR, bias_G
+    )
+    return torch.from_numpy(memory_1R).view(*root_X.shape, -1)
+
+
+def compiled_log_softmax(logits_TC: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return log_probs_TC, and as probabilities probs_TV and blank_T, by machine code; None where not possible."""
+    if not takes_machine_code(logits_TC):
+        return None
+    kernels = load_kernels("ctcdraft.array_kernels")
+    log_probs_TC, probs_TV, blank_T = map(torch.from_numpy, kernels.log_softmax(logits_TC.contiguous().numpy()))
+    return log_probs_TC, probs_TV, blank_T
+
+
+def is_ready(weight: Tensor) -> bool:
+    return weight.is_cpu and weight.dtype == torch.float32
+
+
+def is_ready_linear(layer: Any) -> bool:
+    """Return whether a layer has few weights, in the layout of `to_column_major_`."""
+    weight = layer.weight
+    small = type(layer) is nn.Linear and weight.numel() <= MAX_WEIGHTS
+    return small and is_ready(weight) and weight.T.is_contiguous()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctcdraft.errors import check_int
+from ctcdraft.nn.compiled_step import HeldWeights, compiled_gru_start
 from ctcdraft.nn.transformer import RMSNorm
 
 EMBEDDING_CHUNK = 8192  # tokens projected at once, so that no second copy of all embeddings is in memory
@@ -27,6 +28,33 @@ class CachedTable(NamedTuple):
     # Kept alive, or new weights could reuse their addresses and make a stale table look valid.
     source_weights: tuple[Tensor, ...]
     values_VG: Tensor
+
+
+class CachedArrays(NamedTuple):
+    """What `LogitCorrection.arrays` returns, and the weights it was made from."""
+
+    arrays: Sequence[Any]
+    held: HeldWeights
+    versions: list[int]
+
+    @classmethod
+    def of(cls, correction: Any) -> CachedArrays | None:
+        weights = correction.out.weight, *correction.recurrent_weights()
+        is_ready = correction.out.weight.T.is_contiguous() and all(weight.dtype == torch.float32 for weight in weights)
+        if not is_ready or not correction.is_cacheable(*correction.parameters()):
+            return None
+        if (table_VG := correction.projected_tokens()) is None:
+            return None
+        held, (out, recurrent, bias) = HeldWeights(correction), (weight.detach() for weight in weights)
+        arrays = table_VG.numpy(), recurrent.numpy(), bias.numpy(), out.T.numpy()
+        return cls(arrays, held, versions(held.weights))
+
+    def are_current(self) -> bool:
+        return self.held.are_current() and versions(self.held.weights) == self.versions
+
+
+def versions(weights: list[Tensor]) -> list[int]:
+    return [weight._version for weight in weights]
 
 
 class LogitCorrection(nn.Module):
@@ -46,6 +74,7 @@ class LogitCorrection(nn.Module):
         self.out = nn.Linear(rank, vocabulary, bias=False)
         nn.init.zeros_(self.out.weight)
         self._table: CachedTable | None = None
+        self._arrays: CachedArrays | None = None
 
     @abstractmethod
     def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
@@ -72,7 +101,7 @@ class LogitCorrection(nn.Module):
 
     def train(self, mode: bool = True) -> Any:
         # Training may write to `weight.data`, which torch's version counter does not count.
-        self._table = None
+        self._table = self._arrays = None
         return super().train(mode)
 
     def is_cacheable(self, *weights: Tensor) -> bool:
@@ -89,22 +118,24 @@ class LogitCorrection(nn.Module):
     def arrays(self) -> Sequence[Any] | None:
         """Return table_VG, recurrent_GR, bias_G and out_RV as contiguous float32 arrays, which are views of the weights
         (but the table); None where there are none or they would be copies."""
-        weights = self.out.weight, *self.recurrent_weights()
-        is_ready = self.out.weight.T.is_contiguous() and all(weight.dtype == torch.float32 for weight in weights)
-        if not is_ready or not self.is_cacheable(*weights):
+        if not self.is_cacheable():
             return None
-        self.project_tokens(torch.zeros(1, dtype=torch.int64))  # makes the table
-        if self._table is None:
-            return None
-        out, recurrent, bias = (weight.detach() for weight in weights)
-        return self._table.values_VG.numpy(), recurrent.numpy(), bias.numpy(), out.T.numpy()
+        if self._arrays is None or not self._arrays.are_current():
+            self._arrays = CachedArrays.of(self)
+        return None if self._arrays is None else self._arrays.arrays
 
     def project_tokens(self, tokens_X: Tensor) -> Tensor:
         """Return the projected embeddings_XG of tokens, from a table of all tokens where it may be used."""
+        if (table_VG := self.projected_tokens()) is None:
+            return F.linear(self.embed_tokens(tokens_X), *self.input_projection())
+        return table_VG[tokens_X]
+
+    def projected_tokens(self) -> Tensor | None:
+        """Return the table of all tokens; None where it may not be used."""
         weight, bias = self.input_projection()
         sources = (self.embedding.weight, self.norm.weight, weight, *(() if bias is None else (bias,)))
         if not self.is_cacheable(*sources):
-            return F.linear(self.embed_tokens(tokens_X), weight, bias)
+            return None
         state = tuple((source.data_ptr(), source._version) for source in sources)
         if self._table is None or self._table.state != state:  # changed by a step, a file or another device
             values_VG = weight.new_empty(len(self.embedding.weight), len(weight))
@@ -113,7 +144,7 @@ class LogitCorrection(nn.Module):
             ):
                 chunk_XG[:] = F.linear(self.embed_tokens(ids_X), weight, bias)
             self._table = CachedTable(state, tuple(source.detach() for source in sources), values_VG)
-        return self._table.values_VG[tokens_X]
+        return self._table.values_VG
 
     def embed_tokens(self, tokens_X: Tensor) -> Tensor:
         return self.norm(self.embedding(tokens_X).to(self.out.weight.dtype))
@@ -146,6 +177,10 @@ class GRUCorrection(LogitCorrection):
         self.cell = nn.GRUCell(width, rank)
 
     def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
+        if root_X.numel() == 1 and (arrays := self.arrays()) is not None:
+            memory_XR = compiled_gru_start(self.first, arrays, anchor_XD, root_X)
+            if memory_XR is not None:
+                return memory_XR
         return self.step(self.first(anchor_XD).tanh(), root_X)
 
     def input_projection(self) -> tuple[Tensor, Tensor | None]:

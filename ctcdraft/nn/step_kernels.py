@@ -8,14 +8,12 @@ compiles. Weights [inputs, outputs] are the transposed, column-major ones of tor
 
 from __future__ import annotations
 
-from math import exp, sqrt
+from math import sqrt, tanh
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-# Sums in any order and fused multiply-adds, but infinities and NaNs as they are.
-compiled = njit(cache=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+from ctcdraft.array_kernels import compiled, exponentiate, step_gru
 
 
 class BlockWeights(NamedTuple):
@@ -80,6 +78,29 @@ def norm_layers(states_KE, width, epsilon):
 
 
 @compiled
+def fuse_layers(states_KE, norms, mix_ID, epsilon):
+    """Do `AuxStateFusion`. norms: the weights of the auxiliary layers' norms."""
+    width = mix_ID.shape[1]
+    normed_KI = np.empty((len(states_KE), len(mix_ID)), np.float32)
+    for layer in range(len(norms)):
+        first = layer * width
+        layer_KD = states_KE[:, first + width : first + 2 * width]
+        normed_KI[:, first : first + width] = rms_norm(layer_KD, norms[layer], epsilon)
+    return states_KE[:, :width] + product(normed_KI, mix_ID)
+
+
+@compiled
+def start_gru(anchor_1D, first_DR, first_bias_R, inputs_G, recurrent_GR, bias_G):
+    """Do `GRUCorrection.start`, given the root's projected inputs."""
+    memory_1R = product(anchor_1D, first_DR)
+    for r in range(len(first_bias_R)):
+        memory_1R[0, r] = tanh(memory_1R[0, r] + first_bias_R[r])
+    next_1R = np.empty_like(memory_1R)
+    step_gru(memory_1R[0], inputs_G, recurrent_GR, bias_G, next_1R[0])
+    return next_1R
+
+
+@compiled
 def rotate(x_E, cos_E, sin_E, rotated_E):
     """Do `apply_rotary` on one head."""
     half = len(x_E) // 2
@@ -129,9 +150,10 @@ def step_block(text_KD, slots_TD, weights, rotation, cache, start, causal, epsil
     normed_TD = rms_norm(slots_TD, weights.mlp_norm_D, epsilon)
     gate_TI, up_TI = product(normed_TD, weights.gate_DI), product(normed_TD, weights.up_DI)
     for slot in range(slots):
-        for i in range(gate_TI.shape[1]):
-            gate = gate_TI[slot, i]
-            gate_TI[slot, i] = gate / (np.float32(1) + np.float32(exp(-gate))) * up_TI[slot, i]
+        gate_I, up_I, exp_I = gate_TI[slot], up_TI[slot], -gate_TI[slot]
+        exponentiate(exp_I)
+        for i in range(len(gate_I)):
+            gate_I[i] = gate_I[i] / (np.float32(1) + exp_I[i]) * up_I[i]
     add_product(gate_TI, weights.down_ID, slots_TD)
     return slots_TD
 
@@ -149,7 +171,9 @@ def attend(query_E, keys_ME, values_ME, mixed_E):
         most = max(most, weight_M[m])
     total = np.float32(0)
     for m in range(len(keys_ME)):
-        weight_M[m] = exp(weight_M[m] - most)
+        weight_M[m] -= most
+    exponentiate(weight_M)
+    for m in range(len(keys_ME)):
         total += weight_M[m]
     for m in range(len(keys_ME)):
         share = weight_M[m] / total

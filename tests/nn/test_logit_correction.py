@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from ctcdraft.nn import compiled_step
 from ctcdraft.nn import logit_correction as module
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+from ctcdraft.nn.weight_layout import to_column_major_
 
 VOCABULARY, WIDTH, RANK = 40, 12, 5
 
@@ -76,6 +78,42 @@ def test_tables_follow_the_weights(correction, change):
     check_against_reference(correction)
     with torch.no_grad():
         assert not torch.allclose(scores(correction), before, atol=1e-2)
+
+
+def store_elsewhere(one):
+    for weight in one.parameters():
+        weight.data = weight.data.flip(0).T.contiguous().T if weight.ndim == 2 else weight.data.flip(0)
+
+
+def replace_layer(one):
+    one.first, one.out = nn.Linear(WIDTH, RANK), nn.Linear(RANK, VOCABULARY, bias=False)
+    to_column_major_(one)
+
+
+@pytest.mark.parametrize(
+    "change", [change_in_place, load, write_without_version, change_embedding, store_elsewhere, replace_layer]
+)
+@torch.no_grad()
+def test_a_start_by_machine_code_follows_the_weights(correction, change, monkeypatch):
+    """And the arrays of the search do."""
+
+    def start(one):
+        return one.start(torch.linspace(-1, 1, WIDTH).view(1, 1, WIDTH), torch.tensor([[7]]))
+
+    to_column_major_(correction)
+    before, tables = start(correction), correction.arrays()
+    assert correction.arrays() is tables
+    change(correction)
+    after = start(correction)
+    if change is not replace_layer or isinstance(correction, GRUCorrection):
+        assert not torch.allclose(after, before, atol=1e-2)
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_step, "step_kernels", lambda: None)
+        torch.testing.assert_close(after, start(correction), rtol=0, atol=1e-5)
+    torch.testing.assert_close(after, start(deepcopy(correction).train()), rtol=0, atol=1e-5)
+    table_VG, *_, out_RV = correction.arrays()
+    torch.testing.assert_close(torch.from_numpy(out_RV), correction.out.weight.T)
+    torch.testing.assert_close(torch.from_numpy(table_VG), correction.project_tokens(torch.arange(VOCABULARY)))
 
 
 def test_training_uses_no_tables(correction):

@@ -14,6 +14,7 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.sampling import unwarped_log_probs
 from ctcdraft.decoding.settings import LogitsProcessor
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.nn.compiled_step import compiled_log_softmax
 from ctcdraft.nn.logit_correction import LogitCorrection
 
 # exp of a correction outside this range overflows or vanishes in float32; such a token is certain or impossible anyway.
@@ -88,6 +89,13 @@ class ConditionedFrames:
     def empty(cls, log_probs_TC: Tensor, correction: LogitCorrection, memory_1R: Tensor) -> Self:
         """Return the frames after the empty prefix."""
         return cls(log_probs_TC, log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].exp(), correction, memory_1R)
+
+    @classmethod
+    def of_logits(cls, logits_TC: Tensor, correction: LogitCorrection, memory_1R: Tensor) -> Self:
+        """Return the same, given logits_TC."""
+        if (compiled := compiled_log_softmax(logits_TC)) is not None:
+            return cls(*compiled, correction, memory_1R)
+        return cls.empty(logits_TC.log_softmax(dim=-1, dtype=torch.float32), correction, memory_1R)
 
     def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:
         """Return the prefixes in these rows, each with one more token."""
