@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +14,7 @@ from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepC
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, isotonic
+from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, isotonic, typical
 from ctcdraft.progress import Progress
 
 EXPECTED_RATE = 1.5  # tokens per autoregressive step, for the least probable node that a timed search looks for
@@ -75,17 +74,17 @@ def measure_arms(
     max_tokens = sizing.max_timed_tokens(setup.settings.max_new_tokens)
     draft, rest = [0.0] * len(arms), [0.0] * len(arms)
     for prompt_L in texts:
-        # The fastest repeat counts: disturbances only add time.
-        best_draft, best_rest = [inf] * len(arms), [inf] * len(arms)
+        drafts: list[list[float]] = [[] for _ in arms]
+        rests: list[list[float]] = [[] for _ in arms]
         for _ in range(sizing.repeats + 1):
             for arm, (drafter, nodes) in enumerate(arms):  # in turn: a device that slows down affects all
                 settings = replace(setup.settings, nodes=nodes, max_new_tokens=max_tokens)
                 times = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
                 drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
                 progress.advance()
-                best_draft[arm] = min(best_draft[arm], drafting)
-                best_rest[arm] = min(best_rest[arm], times.seconds_per_pass - drafting)
-        draft = [total + one for total, one in zip(draft, best_draft, strict=True)]
-        rest = [total + one for total, one in zip(rest, best_rest, strict=True)]
+                drafts[arm].append(drafting)
+                rests[arm].append(times.seconds_per_pass - drafting)
+        draft = [total + typical(each) for total, each in zip(draft, drafts, strict=True)]
+        rest = [total + typical(each) for total, each in zip(rest, rests, strict=True)]
     unit = draft[0] + rest[0]
     return [one / unit for one in draft], [one / unit for one in rest]

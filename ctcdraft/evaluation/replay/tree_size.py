@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from statistics import median
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class TreeSizeSearch:
     prompts: int  # number of them, for acceptance
     timed: int  # of these, for the cost of a decoding step
     timed_tokens: int  # most tokens of a timed answer
-    repeats: int  # of each timed answer
+    repeats: int  # of each timed answer, after one that warms up
     adaptive_nodes: Sequence[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])  # of adaptive trees, besides 1
     shown: int = 16  # questions of the benchmark for the reliability of adaptive trees
     costs: Mapping[str, Sequence[float]] | None = None  # nodes, draft, rest of every drafter's steps; null: measured
@@ -204,17 +204,25 @@ def measure_costs(
     arms = [(AUTOREGRESSIVE, 1), *((name, nodes) for nodes in sizing.nodes)]
     seconds = [0.0] * len(arms)
     for prompt_L in texts:
-        # The fastest repeat counts: disturbances only add time, and a median of few repeats would contain some.
-        best = [inf] * len(arms)
-        for _ in range(sizing.repeats + 1):  # the first one warms up and is seldom the fastest
+        times: list[list[float]] = [[] for _ in arms]
+        for _ in range(sizing.repeats + 1):
             for arm, (each, nodes) in enumerate(arms):  # sizes alternate: a device that slows down affects all
                 settings = replace(setup.settings, nodes=nodes, max_new_tokens=max_tokens)
                 drafter = setup.contestants[each]
-                times = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
-                best[arm] = min(best[arm], times.seconds_per_pass)
+                profiled = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
+                times[arm].append(profiled.seconds_per_pass)
                 progress.advance(max_tokens)
-        seconds = [total + least for total, least in zip(seconds, best, strict=True)]
+        seconds = [total + typical(each) for total, each in zip(seconds, times, strict=True)]
     return isotonic([total / seconds[0] for total in seconds[1:]])  # a larger tree that takes less time is noise
+
+
+def typical(repeats: Sequence[float]) -> float:
+    """Return the median without the first repeat, which warms up.
+
+    Not the fastest: a repeat with a draft takes fewer steps than one of autoregression, so that its mean varies more,
+    and the fastest of a few repeats would make drafting look cheaper than it is.
+    """
+    return median(repeats[1:])
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
