@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from training_parts import block_head, ctc_head
 from truths_trees import texts
 
 from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.distributed import Shard
@@ -218,9 +220,10 @@ def test_step_costs_are_the_median_times_in_steps_of_autoregression(setup, monke
     def profiled(base, drafter, prompt_L, settings, seed, stops):
         calls.append((type(drafter).__name__, settings.nodes))
         slow = {0: 0.9, 2: 5.0, 3: -0.005}.get((len(calls) - 1) // 3 % 4, 0.0)
-        random = isinstance(drafter, RandomDrafter)  # on trees of exact sizes the rest is measured, on others drafting
+        # Random trees give the probability at which searches stop, and no times.
+        random = isinstance(drafter, RandomDrafter)
         draft = 0.0 if settings.nodes == 1 else (99.0 if random else settings.nodes / 100)
-        rest = 1.0 if settings.nodes == 1 else (1 + settings.nodes / 10 if random else 77.0)
+        rest = 1.0 if settings.nodes == 1 else (77.0 if random else 1 + settings.nodes / 10)
         seconds = {"draft": 10 * (draft + slow), "tree": 0.0, "read": 10 * (rest + slow), "verify": 0.0, "keep": 0.0}
         return PhaseTimes({**seconds, "other": 0.0}, 10, 1, 0)
 
@@ -234,7 +237,18 @@ def test_step_costs_are_the_median_times_in_steps_of_autoregression(setup, monke
     assert costs.draft == pytest.approx((0.0, 0.04, 0.08))
     assert costs.rest == pytest.approx((1.0, 1.4, 1.8))
     assert calls[:3] == [("Autoregressive", 1), ("RandomDrafter", 4), ("RandomDrafter", 8)]
-    assert {name for name, _ in calls[-2:]} == {"AdaptiveDrafter"}  # the time of the choice counts as drafting
+    assert {name for name, _ in calls[-2:]} == {"FilledTrees"}
+
+
+def test_filled_trees_have_an_exact_size_and_the_drafts_first_nodes(setup):
+    tokens_L = torch.tensor([0, 7, 9, 7])
+    context = Context(tokens_L, torch.zeros(3, 32), remaining_tokens=9, nodes=6)
+    chain = SimpleNamespace(draft=lambda context, memory, rng: (TokenTree.from_lists(context.root, [1, 0], [-1, 0]), 3))
+    tree, memory = step_costs.FilledTrees(chain).draft(context, None, torch.Generator())
+    assert (tree.tokens_N.tolist(), memory) == ([7, 1, 0, 2, 3, 4], 3)
+    assert tree.parents_N.tolist() == [-1, 0, 1, 0, 0, 0]
+    for unfilled in (replace(context, nodes=3), replace(context, remaining_tokens=1)):
+        assert len(step_costs.FilledTrees(chain).draft(unfilled, None, torch.Generator())[0]) == 3
 
 
 def test_without_given_costs_they_are_measured(setup):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ctcdraft.decoding.loop import Context, Drafter
+from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.controls import RandomDrafter
 from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes
@@ -43,23 +47,46 @@ class FixedSize(AdaptivePolicy):
         return self.index
 
 
+class FilledTrees:
+    """A drafter whose trees are filled up to exactly `nodes` nodes, with draft tokens that no child of the root has.
+
+    On a CPU, where trees are cut to exact sizes. What reads a tree is timed between drafts of this drafter: its weights
+    displace those of the base from the processor's caches.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        tree, memory = self.drafter.draft(context, memory, rng)
+        missing = context.nodes - len(tree)
+        if missing <= 0 or context.depth < 1 or tree.draft_probs_NV is not None or not tree.tokens_N.is_cpu:
+            return tree, memory
+        tokens = tree.tokens_N[1:].tolist()
+        others = islice((token for token in count() if token not in tokens), missing)
+        parents = [parent - 1 for parent in tree.host_parents[1:]] + [-1] * missing
+        return TokenTree.from_lists(tree.tokens_N[0], [*tokens, *others], parents), memory
+
+
 def measure_step_costs(
     setup: EvaluationSetup, texts: Sequence[Tensor], sizing: TreeSizeSearch, names: Sequence[str], progress: Progress
 ) -> dict[str, StepCosts]:
-    """Return the costs of every drafter's steps: everything but drafting once for all, on trees of exact sizes."""
+    """Return the costs of every drafter's steps."""
     sizes = (1, *sizing.adaptive_nodes)
     full = RandomDrafter(setup.base, 2 * sizes[-1])
     baseline = setup.contestants[AUTOREGRESSIVE]
+    # Searches stop at a probability that depends on the times: once for all, without a drafter of weight.
     arms = [(baseline, 1), *((full, nodes) for nodes in sizes[1:])]
     _, rest = measure_arms(setup, arms, texts, sizing, progress)
-    rest_of = tuple(isotonic([1.0, *rest[1:]]))
-    least = StepCosts(sizes, (0.0,) * len(sizes), rest_of).least_useful_prob(EXPECTED_RATE)
+    no_draft = (0.0,) * len(sizes)
+    least = StepCosts(sizes, no_draft, tuple(isotonic([1.0, *rest[1:]]))).least_useful_prob(EXPECTED_RATE)
     costs = {}
     for name in names:
         timed = [(FixedSize.at(sizes, index, least), nodes) for index, nodes in enumerate(sizes)][1:]
-        arms = [(baseline, 1), *((AdaptiveDrafter(setup.contestants[name], one), nodes) for one, nodes in timed)]
-        draft, _ = measure_arms(setup, arms, texts, sizing, progress)
-        costs[name] = StepCosts(sizes, (0.0, *isotonic(draft[1:])), rest_of)
+        drafters = [(AdaptiveDrafter(setup.contestants[name], one), nodes) for one, nodes in timed]
+        arms = [(baseline, 1), *((FilledTrees(drafter), nodes) for drafter, nodes in drafters)]
+        draft, rest = measure_arms(setup, arms, texts, sizing, progress)
+        costs[name] = StepCosts(sizes, (0.0, *isotonic(draft[1:])), tuple(isotonic([1.0, *rest[1:]])))
     return costs
 
 
