@@ -240,6 +240,10 @@ def test_step_costs_are_the_median_times_in_steps_of_autoregression(setup, monke
     assert {name for name, _ in calls[-2:]} == {"FilledTrees"}
 
 
+def test_no_step_takes_less_than_one_of_autoregression():
+    assert step_costs.rest_times([0.9, 0.97, 1.3, 1.2]) == (1.0, 1.0, 1.25, 1.25)
+
+
 def test_filled_trees_have_an_exact_size_and_the_drafts_first_nodes(setup):
     tokens_L = torch.tensor([0, 7, 9, 7])
     context = Context(tokens_L, torch.zeros(3, 32), remaining_tokens=9, nodes=6)

@@ -79,15 +79,20 @@ def measure_step_costs(
     arms = [(baseline, 1), *((full, nodes) for nodes in sizes[1:])]
     _, rest = measure_arms(setup, arms, texts, sizing, progress)
     no_draft = (0.0,) * len(sizes)
-    least = StepCosts(sizes, no_draft, tuple(isotonic([1.0, *rest[1:]]))).least_useful_prob(EXPECTED_RATE)
+    least = StepCosts(sizes, no_draft, rest_times(rest)).least_useful_prob(EXPECTED_RATE)
     costs = {}
     for name in names:
         timed = [(FixedSize.at(sizes, index, least), nodes) for index, nodes in enumerate(sizes)][1:]
         drafters = [(AdaptiveDrafter(setup.contestants[name], one), nodes) for one, nodes in timed]
         arms = [(baseline, 1), *((FilledTrees(drafter), nodes) for drafter, nodes in drafters)]
         draft, rest = measure_arms(setup, arms, texts, sizing, progress)
-        costs[name] = StepCosts(sizes, (0.0, *isotonic(draft[1:])), tuple(isotonic([1.0, *rest[1:]])))
+        costs[name] = StepCosts(sizes, (0.0, *isotonic(draft[1:])), rest_times(rest))
     return costs
+
+
+def rest_times(rest: Sequence[float]) -> tuple[float, ...]:
+    """Return non-decreasing times of which none is below that of autoregression, 1: less is noise."""
+    return 1.0, *(max(1.0, time) for time in isotonic(rest[1:]))
 
 
 def measure_arms(
