@@ -2,8 +2,8 @@
 
     python benchmarks/tree_sizes.py base=tiny 'contestants=[RUN,junk]' benchmark=gsm8k benchmark.path=FILE threads=1
 
-Takes the overrides of evaluate.py. Both choices are calibrated on sizing.path. Then all sizes, both choices and
-autoregression answer the first turns of the benchmark, in an order that is shuffled for every question. Prints the
+Takes the overrides of evaluate.py. Both choices are calibrated on other prompts (sizing.path). Then all sizes, both
+choices and autoregression answer the first turns of the benchmark, in an order that is shuffled for every question. Prints the
 speed-up of every arm without prefill, the predicted one, and adaptive trees relative to the fixed size that turned out
 best on this benchmark; one contestant after another.
 """
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
             arms["auto"] = drafter, choose_fixed(setup, sizing, prompts, benchmark.prompts)[name]["chosen"]
         predicted = {f"{size['nodes']} nodes": size["predicted_speedup"] for size in chosen["sizes"]}
         texts = [turn_prompt(base, prompt, [])[0] for prompt in benchmark.prompts]
-        report(f"{benchmark.name} {name}", predicted | {"adaptive": policy.rate}, *measure(setup, arms, texts))
+        report(f"{benchmark.name} {name}", predicted | {"adaptive": chosen["predicted"]}, *measure(setup, arms, texts))
         for row in chosen["reliability"]:
             print(f"{benchmark.name} {name} from {row['from']:.1f}: {row['nodes']} nodes, "
                   f"probability {row['probability']:.3f}, accepted {row['accepted']:.3f}")  # fmt: skip

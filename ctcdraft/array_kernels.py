@@ -15,7 +15,7 @@ LEAST = np.float32(-80)  # its exponential is no denormal number
 
 @exactly
 def exponentiate(x_V):
-    """Replace x by exp x, x clamped to LOGIT_RANGE; vectorised, with an error of one or two units in the last place."""
+    """Replace x by exp x, x clamped to [-80, 80]; vectorised, with an error of one or two units in the last place."""
     bits_V = np.empty(len(x_V), np.int32)
     for v in range(len(x_V)):
         x = min(max(x_V[v], LEAST), np.float32(80))

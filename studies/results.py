@@ -87,7 +87,8 @@ def of_report(raw: Path, file: Path) -> Iterator[Row]:
         line |= {key: at(row, path) for key, path in CONFIG["columns"].items()}
         draft = [at(row, "time.draft"), at(row, "time.tree")]
         line |= {"draft_ms": None if None in draft else 1e3 * sum(draft), "replayed": "replay" in row or None}
-        line["predicted"] = at((report["environment"].get("sizes") or {}).get(row["drafter"]), "policy.rate")
+        sizes = (report["environment"].get("sizes") or {}).get(row["drafter"])
+        line["predicted"] = at(sizes, "predicted") or at(sizes, "policy.rate")  # the latter in older reports
         head = heads.get(row["drafter"]) or heads.get(row["drafter"].partition("@")[0], {})
         yield {**line, **head, "commit": report["environment"]["git"]["commit"][:7]}
     for method, choice in (report["environment"].get("sizes") or {}).items():

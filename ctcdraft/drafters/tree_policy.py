@@ -44,7 +44,10 @@ class StepCosts:
         return cls(nodes, draft, finite_numbers(values["rest"], len(nodes), above=0))
 
     def least_useful_prob(self, rate: float) -> float:
-        """Return the mean acceptance probability below which the nodes of no tree are worth their time."""
+        """Return the mean acceptance probability below which the nodes of no tree are worth their time.
+
+        A bound on the mean of a tree's nodes, which searches use as one on every node: some that would pay are missed.
+        """
         # Not the least slope between two sizes: that is 0 wherever noise made two measured times equal.
         sizes = zip(self.nodes[1:], self.rest[1:], strict=True)
         return rate * min((max(0.0, time - self.rest[0]) / (nodes - 1) for nodes, time in sizes), default=1.0)

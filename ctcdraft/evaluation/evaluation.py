@@ -56,7 +56,7 @@ class Evaluation:
     def predicted(self) -> dict[str, float]:
         """Return the expected speed-up of the policies of adaptive tree sizes, by contestant."""
         chosen = self.sizes["sizes"] if self.sizes else {}
-        return {name: choice["policy"]["rate"] for name, choice in chosen.items() if "policy" in choice}
+        return {name: choice["predicted"] for name, choice in chosen.items() if "policy" in choice}
 
     def with_tree_sizes(self, sizes: Mapping[str, Any]) -> Evaluation:
         """Return this evaluation with the tree sizes, or the policies of adaptive ones, that were chosen for it."""

@@ -236,7 +236,8 @@ class FeedForwardBody(AnchorBody):
 
     def __init__(self, shape: BlockConfig, frames: int, inner: int | None) -> None:
         super().__init__()
-        inner, self.frames = shape.width if inner is None else check_int(inner, "drafter.body.inner"), frames
+        self.frames = frames
+        inner = shape.width if inner is None else check_int(inner, "drafter.body.inner")
         self.up = nn.Linear(shape.width, frames * inner)
         self.down = nn.Linear(frames * inner, frames * shape.width)
         # Zero output at first: every frame starts as the anchor's state.

@@ -18,6 +18,7 @@ from ctcdraft.machine_code import load_kernels
 MAX_ROWS = 32  # of one step: with more, torch's products are faster
 MAX_WEIGHTS = 2**20  # of one matrix, for the same reason; several threads of torch are not used by these heads
 MAX_HEAD_WEIGHTS = 2**22  # of the lm_head
+MAX_LOGITS = 2**18  # of all frames
 
 
 def step_kernels() -> Any:
@@ -159,10 +160,8 @@ def compiled_fusion(fusion: Any, states_BLD: Tensor) -> Tensor | None:
     if not all(map(is_ready, norms)) or not is_ready_linear(mix):
         return None
     states_KE, norms_LD = states_BLD[0].contiguous().numpy(), tuple(norm.detach().numpy() for norm in norms)
-    epsilon = fusion.norms[0].eps
-    return torch.from_numpy(step_kernels().fuse_layers(states_KE, norms_LD, mix.weight.detach().T.numpy(), epsilon))[
-        None
-    ]
+    mix_ED, epsilon = mix.weight.detach().T.numpy(), fusion.norms[0].eps
+    return torch.from_numpy(step_kernels().fuse_layers(states_KE, norms_LD, mix_ED, epsilon))[None]
 
 
 def compiled_gru_start(first: Any, arrays: Any, anchor_XD: Tensor, root_X: Tensor) -> Tensor | None:
@@ -182,7 +181,7 @@ def compiled_gru_start(first: Any, arrays: Any, anchor_XD: Tensor, root_X: Tenso
 
 def compiled_log_softmax(logits_TC: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return log_probs_TC, and as probabilities probs_TV and blank_T, by machine code; None where not possible."""
-    if not takes_machine_code(logits_TC):
+    if not takes_machine_code(logits_TC) or logits_TC.numel() > MAX_LOGITS:
         return None
     kernels = load_kernels("ctcdraft.array_kernels")
     log_probs_TC, probs_TV, blank_T = map(torch.from_numpy, kernels.log_softmax(logits_TC.contiguous().numpy()))

@@ -96,7 +96,7 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any], differences: Sequ
         for name, choice in sizes.items():
             chosen = f"{choice['chosen']} nodes"
             if "policy" in choice:
-                chosen = f"adaptive, expected speed-up {choice['policy']['rate']:.3f}"
+                chosen = f"adaptive, expected speed-up {choice['predicted']:.3f}"
             parts += [f"{name}: {chosen}", tables.markdown_table(choice["sizes"], SIZE_COLUMNS)]
             if bins := choice.get("reliability"):
                 parts += [tables.markdown_table(bins, RELIABILITY_COLUMNS)]

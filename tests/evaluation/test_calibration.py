@@ -149,6 +149,7 @@ def test_policies_follow_from_the_texts_and_the_costs(setup, sizes):
     for choice in sizes["sizes"].values():
         assert choice["chosen"] == 8
         assert choice["policy"]["rate"] >= max(1.0, *(size["predicted_speedup"] for size in choice["sizes"])) - 1e-9
+        assert 1.0 <= choice["predicted"] <= choice["policy"]["rate"]
 
 
 def test_a_drafter_that_samples_is_measured_at_every_size():
@@ -197,8 +198,8 @@ def test_a_resumed_evaluation_decodes_with_the_stored_policy(setup, sizes, tmp_p
     assert rows["junk"]["mean_nodes"] == rows["autoregressive"]["mean_nodes"] == 1.0
     assert rows["oracle"]["mean_nodes"] > 3
     report = (tmp_path / "whole" / "report.md").read_text()
-    rate = sizes["sizes"]["oracle"]["policy"]["rate"]
-    assert f"oracle: adaptive, expected speed-up {rate:.3f}" in report
+    predicted = sizes["sizes"]["oracle"]["predicted"]
+    assert f"oracle: adaptive, expected speed-up {predicted:.3f}" in report
     assert f"| adaptive ({rows['oracle']['mean_nodes']:.1f}) |" in report
     assert "| probability | accepted | nodes |" in report
     assert f"ctc {sizes['sizes']['ctc']['policy']['rate']:.2f}" in whole.describe()

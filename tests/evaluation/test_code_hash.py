@@ -11,9 +11,11 @@ import ctcdraft
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment
 from ctcdraft.evaluation import evaluation as evaluation_module
+from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.environment import HASHED_SOURCES, code_hash
 from ctcdraft.evaluation.replay.tree_size import load_or_choose_sizes
 
+NO_QUESTIONS = Benchmark("made_up", (), "hash")
 PACKAGE = Path(ctcdraft.__file__).parent
 COUNTED = (
     *("decoding/loop.py", "drafters/trees/ctc.py", "ctc/prefix_search.py", "nn/heads.py", "corpus/chat_template.py"),
@@ -144,11 +146,11 @@ def test_tree_sizes_are_reused_at_another_commit_and_refused_for_another_hash(in
 
         nodes = (4,)
 
-    kept = {"of": {**of(), "sizing": {}}, "sizes": {}}
+    kept = {"of": {**of(), "sizing": {}}, "prompts": [], "sizes": {}}
     installed.at("fedcba9876", dirty=True)
-    assert load_or_choose_sizes(kept, None, Chosen(), (), of()) == kept
+    assert load_or_choose_sizes(kept, None, Chosen(), NO_QUESTIONS, of()) == kept
     installed.hash = "306c"
     with pytest.raises(
         InputError, match=r"were chosen where the code was .* at commit 0123456 .*; resume with the vers"
     ):
-        load_or_choose_sizes(kept, None, Chosen(), (), of())
+        load_or_choose_sizes(kept, None, Chosen(), NO_QUESTIONS, of())

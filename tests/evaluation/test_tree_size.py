@@ -58,6 +58,20 @@ def test_without_a_file_the_questions_beyond_the_limit_are_used(tmp_path):
     search = replace(sizing("absent"), path=None, prompts=9)
     # The last two are questions of the evaluation once more.
     assert [prompt.turns for prompt in search.calibration_prompts(benchmark)] == [("say 3",)]
+    # Only the first turn is calibrated on.
+    first = replace(benchmark, prompts=(Prompt("q", "talk", ("say 3", "and then?"), None), *benchmark.prompts[:1]))
+    assert {prompt.turns for prompt in search.calibration_prompts(replace(first, rest=benchmark.rest))} == {("say 1",)}
+
+
+def test_a_higher_limit_must_not_reach_what_sizes_were_chosen_on(tmp_path):
+    lines = [{"id": str(n), "category": "talk", "turns": [f"say {n}"], "reference": None} for n in range(4)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, more = (project_prompts(str(tmp_path / "prompts.jsonl"), "made_up", limit) for limit in (2, 3))
+    search, setup = replace(sizing("absent"), path=None), make_setup()
+    stored = load_or_choose_sizes(None, setup, search, first, {})
+    assert load_or_choose_sizes(stored, setup, search, first, {}) == stored
+    with pytest.raises(InputError, match=r"1 questions of this evaluation are prompts that its tree sizes"):
+        load_or_choose_sizes(stored, setup, search, more, {})
 
 
 def test_a_step_is_timed_behind_half_of_the_response():

@@ -103,6 +103,9 @@ def test_a_start_by_machine_code_follows_the_weights(correction, change, monkeyp
     to_column_major_(correction)
     before, tables = start(correction), correction.arrays()
     assert correction.arrays() is tables
+    if isinstance(correction, GRUCorrection):
+        asked = correction.first, tables, torch.zeros(1, 1, WIDTH), torch.tensor([[7]])
+        assert compiled_step.compiled_gru_start(*asked) is not None
     change(correction)
     after = start(correction)
     if change is not replace_layer or isinstance(correction, GRUCorrection):

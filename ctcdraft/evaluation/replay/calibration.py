@@ -155,8 +155,10 @@ def calibrate(
         policy = AdaptivePolicy.uncut(costs, fixed, model)
     shown_steps = replay_steps(drafter, shown, largest, setup.seed, progress)
     share = committed_share(steps, answers)
-    described = describe_policy(replace(policy, rate=share * policy.rate), share * fixed)
-    return described | {"reliability": reliability(model, shown_steps)}
+    described = describe_policy(policy, share * fixed)
+    # Where drafting does not pay, nothing is beyond the end.
+    predicted = max(share * policy.rate, min(1.0, policy.rate))
+    return described | {"predicted": predicted, "reliability": reliability(model, shown_steps)}
 
 
 def calibrate_sampled(
@@ -171,8 +173,8 @@ def calibrate_sampled(
             for number, prompt_L in enumerate(texts)
             for step in generate(base, drafter, prompt_L, settings, base.stop_token_ids, setup.seed + number).passes
         ]
-        taus.append(sum(step.committed for step in steps) / max(len(steps), 1))
-        progress.advance(len(texts))
+        taus.append(sum(step.committed for step in steps) / len(steps) if steps else 1.0)
+    progress.advance(len(texts))
     return describe_policy(AdaptivePolicy.uncut(costs, taus, AcceptanceModel()), taus) | {"reliability": []}
 
 
@@ -183,7 +185,7 @@ def describe_policy(policy: AdaptivePolicy, fixed_taus: Sequence[float]) -> dict
         {"nodes": nodes, "tau": float(tau), "cost": draft + rest, "predicted_speedup": float(tau) / (draft + rest)}
         for nodes, tau, draft, rest in zip(costs.nodes, fixed_taus, costs.draft, costs.rest, strict=True)
     ]
-    return {"chosen": costs.nodes[-1], "sizes": sizes[1:], "policy": policy.to_json()}
+    return {"chosen": costs.nodes[-1], "sizes": sizes[1:], "predicted": policy.rate, "policy": policy.to_json()}
 
 
 def choose_adaptive(

@@ -50,8 +50,9 @@ class FixedSize(AdaptivePolicy):
 class FilledTrees:
     """A drafter whose trees are filled up to exactly `nodes` nodes, with draft tokens that no child of the root has.
 
-    On a CPU, where trees are cut to exact sizes. What reads a tree is timed between drafts of this drafter: its weights
-    displace those of the base from the processor's caches.
+    On a CPU, where trees are cut to exact sizes. So forward passes of the base are timed between drafts of this
+    drafter, whose weights displace those of the base from the processor's caches. Filling counts as drafting, as
+    cutting would.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -75,7 +76,7 @@ def measure_step_costs(
     sizes = (1, *sizing.adaptive_nodes)
     full = RandomDrafter(setup.base, 2 * sizes[-1])
     baseline = setup.contestants[AUTOREGRESSIVE]
-    # Searches stop at a probability that depends on the times: once for all, without a drafter of weight.
+    # Searches stop at a probability that depends on these times: measured once, with random trees.
     arms = [(baseline, 1), *((full, nodes) for nodes in sizes[1:])]
     _, rest = measure_arms(setup, arms, texts, sizing, progress)
     no_draft = (0.0,) * len(sizes)

@@ -7,6 +7,7 @@ benchmark is used.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -75,10 +76,10 @@ class TreeSizeSearch:
         return Progress((texts + shown) * (1 + drafters) + timed, "answers for tree sizes", first=texts + shown)
 
     def calibration_prompts(self, benchmark: Benchmark) -> list[Prompt]:
-        """Return the prompts to calibrate on, none of which is a question of the evaluation."""
-        questions = {prompt.turns for prompt in benchmark.prompts}
+        """Return the prompts to calibrate on, by their first turns; none begins a question of the evaluation."""
+        questions = {prompt.turns[0] for prompt in benchmark.prompts}
         prompts = benchmark.rest if self.path is None else project_prompts(self.path, "sizing", None).prompts
-        usable = [prompt for prompt in prompts if prompt.turns not in questions]
+        usable = [prompt for prompt in prompts if prompt.turns[0] not in questions]
         if not usable:
             where = f"benchmark {benchmark.name}" if self.path is None else self.path
             raise InputError(
@@ -165,8 +166,19 @@ def load_or_choose_sizes(
     if stored is not None:
         # Times vary, so a resumed evaluation and other shards would choose other sizes, and their records differ.
         refuse_differences(stored["of"], of, "the tree sizes here were chosen where")
+        if asked := set(stored["prompts"]) & {text_hash(prompt.turns[0]) for prompt in benchmark.prompts}:
+            raise InputError(
+                f"{len(asked)} questions of this evaluation are prompts that its tree sizes were chosen on; lower "
+                "benchmark.limit= to what it was, or give another folder as out="
+            )
         return dict(stored)
-    return {"of": of, "sizes": choose(setup, sizing, sizing.calibration_prompts(benchmark), benchmark.prompts)}
+    prompts = sizing.calibration_prompts(benchmark)
+    hashes = [text_hash(prompt.turns[0]) for prompt in prompts]
+    return {"of": of, "prompts": hashes, "sizes": choose(setup, sizing, prompts, benchmark.prompts)}
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:
