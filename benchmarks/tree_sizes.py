@@ -3,9 +3,9 @@
     python benchmarks/tree_sizes.py base=tiny 'contestants=[RUN,junk]' benchmark=gsm8k benchmark.path=FILE threads=1
 
 Takes the overrides of evaluate.py. Both choices are calibrated on other prompts (sizing.path). Then all sizes, both
-choices and autoregression answer the first turns of the benchmark, in an order that is shuffled for every question. Prints the
-speed-up of every arm without prefill, the predicted one, and adaptive trees relative to the fixed size that turned out
-best on this benchmark; one contestant after another.
+choices and autoregression answer the first turns of the benchmark, in an order that is shuffled for every question.
+Prints the speed-up of every arm without prefill, the predicted one, and adaptive trees relative to the fixed size that
+turned out best on this benchmark; one contestant after another.
 """
 
 from __future__ import annotations
