@@ -110,14 +110,11 @@ def test_kept_nodes_are_a_tree_of_the_same_texts(seed):
         assert smaller.height == (max([0, *map(len, texts(smaller))]) if kept < 9 else tree.height)
 
 
+PLAIN, STEEPER = (0.0, 1.0, 0.0, 0.0, 0.0, 1.0), (-3.0, 1.0, -0.4, 0.3, 2.0, 0.9)  # above 1/2
+
+
 @pytest.mark.parametrize(
-    "weights",
-    [
-        (0.0, 1.0, 0.0, 0.0, 0.0, 1.0),
-        (0.7, 0.8, -0.4, 0.3, 0.0, 0.9),
-        (-1.0, 1.5, 0.5, -0.4, -0.7, 1.0),
-        (-3.0, 1.0, -0.4, 0.3, 2.0, 0.9),
-    ],
+    "weights", [PLAIN, (0.7, 0.8, -0.4, 0.3, 0.0, 0.9), (-1.0, 1.5, 0.5, -0.4, -0.7, 1.0), STEEPER]
 )
 def test_no_node_that_pays_is_below_the_least_path_probability(weights):
     model, grid = AcceptanceModel(weights), np.geomspace(1e-6, 0.999, 400)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from training_parts import block_head, ctc_head
 from truths_trees import texts
 
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.distributed import Shard
@@ -26,8 +24,6 @@ from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepC
 from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.profiling import PhaseTimes
-from ctcdraft.evaluation.replay import step_costs
 from ctcdraft.evaluation.replay.calibration import (
     ReplayedStep,
     accepted_nodes,
@@ -211,49 +207,6 @@ def test_the_wrapped_drafter_declares_what_the_drafter_does(setup, sizes):
     assert isinstance(wrapped["ctc"], AdaptiveDrafter)
     assert not isinstance(wrapped["autoregressive"], AdaptiveDrafter)
     assert (wrapped["ctc"].uses_hidden_states, wrapped["prompt_lookup"].uses_hidden_states) == (True, False)
-
-
-def test_step_costs_are_the_median_times_in_steps_of_autoregression(setup, monkeypatch):
-    """Scripted times: drafting takes nodes / 100, the rest 1 + nodes / 10. Of the four repeats of three arms the first
-    one is slow, the third one very slow and the last one too fast."""
-    calls = []
-
-    def profiled(base, drafter, prompt_L, settings, seed, stops):
-        calls.append((type(drafter).__name__, settings.nodes))
-        slow = {0: 0.9, 2: 5.0, 3: -0.005}.get((len(calls) - 1) // 3 % 4, 0.0)
-        # Random trees give the probability at which searches stop, and no times.
-        random = isinstance(drafter, RandomDrafter)
-        draft = 0.0 if settings.nodes == 1 else (99.0 if random else settings.nodes / 100)
-        rest = 1.0 if settings.nodes == 1 else (77.0 if random else 1 + settings.nodes / 10)
-        seconds = {"draft": 10 * (draft + slow), "tree": 0.0, "read": 10 * (rest + slow), "verify": 0.0, "keep": 0.0}
-        return PhaseTimes({**seconds, "other": 0.0}, 10, 1, 0)
-
-    monkeypatch.setattr(step_costs, "profile_answer", profiled)
-    search = replace(SIZING, costs=None, repeats=3)
-    names = ["prompt_lookup"]
-    progress = search.calibration_progress(1, 0, 1)
-    costs = step_costs.measure_step_costs(setup, [torch.tensor([0, 7, 9])], search, names, progress)["prompt_lookup"]
-    assert progress.done == progress.total - 2 == len(calls)  # without the base's answer and its replay
-    assert costs.nodes == (1, 4, 8)
-    assert costs.draft == pytest.approx((0.0, 0.04, 0.08))
-    assert costs.rest == pytest.approx((1.0, 1.4, 1.8))
-    assert calls[:3] == [("Autoregressive", 1), ("RandomDrafter", 4), ("RandomDrafter", 8)]
-    assert {name for name, _ in calls[-2:]} == {"FilledTrees"}
-
-
-def test_no_step_takes_less_than_one_of_autoregression():
-    assert step_costs.rest_times([0.9, 0.97, 1.3, 1.2]) == (1.0, 1.0, 1.25, 1.25)
-
-
-def test_filled_trees_have_an_exact_size_and_the_drafts_first_nodes(setup):
-    tokens_L = torch.tensor([0, 7, 9, 7])
-    context = Context(tokens_L, torch.zeros(3, 32), remaining_tokens=9, nodes=6)
-    chain = SimpleNamespace(draft=lambda context, memory, rng: (TokenTree.from_lists(context.root, [1, 0], [-1, 0]), 3))
-    tree, memory = step_costs.FilledTrees(chain).draft(context, None, torch.Generator())
-    assert (tree.tokens_N.tolist(), memory) == ([7, 1, 0, 2, 3, 4], 3)
-    assert tree.parents_N.tolist() == [-1, 0, 1, 0, 0, 0]
-    for unfilled in (replace(context, nodes=3), replace(context, remaining_tokens=1)):
-        assert len(step_costs.FilledTrees(chain).draft(unfilled, None, torch.Generator())[0]) == 3
 
 
 def test_without_given_costs_they_are_measured(setup):

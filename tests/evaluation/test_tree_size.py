@@ -26,7 +26,6 @@ from ctcdraft.evaluation.replay.tree_size import (
     SizeResult,
     TreeSizeSearch,
     choose_sizes,
-    isotonic,
     load_or_choose_sizes,
     refuse_unnested_trees,
 )
@@ -37,12 +36,6 @@ from ctcdraft.report.markdown import markdown
 def sizing(path="absent", **changes) -> TreeSizeSearch:
     values = {"nodes": [2, 4, 8], "prompts": 2, "timed": 1, "timed_tokens": 8, "repeats": 1, **changes}
     return TreeSizeSearch(path=str(path), **values)
-
-
-def test_costs_never_fall():
-    assert isotonic([1.0, 3.0, 2.0, 4.0]) == [1.0, 2.5, 2.5, 4.0]
-    assert isotonic([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
-    assert isotonic([]) == []
 
 
 def test_the_best_size_has_the_greatest_predicted_speedup():
@@ -77,8 +70,9 @@ def test_a_higher_limit_must_not_reach_what_sizes_were_chosen_on(tmp_path):
 def test_a_step_is_timed_behind_half_of_the_response():
     search = replace(sizing("absent"), timed=2)
     answers = [BaseAnswer((5, 6, 7), False, ()), BaseAnswer((8, 9), True, ()), BaseAnswer((1,), True, ())]
-    texts = search.timed_texts([torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([0])], answers)
-    assert [text_L.tolist() for text_L in texts] == [[0, 5], [0, 1, 8]]
+    prompts = [torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([0])]
+    timed = search.timed_steps(make_setup(), prompts, answers, search.progress(3, 1, 0))
+    assert [text_L.tolist() for text_L in timed.texts] == [[0, 5], [0, 1, 8]]
 
 
 def test_a_choice_is_kept_and_reported(tmp_path):

@@ -155,10 +155,9 @@ def calibrate(
         policy = AdaptivePolicy.uncut(costs, fixed, model)
     shown_steps = replay_steps(drafter, shown, largest, setup.seed, progress)
     share = committed_share(steps, answers)
-    described = describe_policy(policy, share * fixed)
     # Where drafting does not pay, nothing is beyond the end.
     predicted = max(share * policy.rate, min(1.0, policy.rate))
-    return described | {"predicted": predicted, "reliability": reliability(model, shown_steps)}
+    return describe_policy(policy, predicted, share * fixed, reliability(model, shown_steps))
 
 
 def calibrate_sampled(
@@ -175,17 +174,21 @@ def calibrate_sampled(
         ]
         taus.append(sum(step.committed for step in steps) / len(steps) if steps else 1.0)
     progress.advance(len(texts))
-    return describe_policy(AdaptivePolicy.uncut(costs, taus, AcceptanceModel()), taus) | {"reliability": []}
+    policy = AdaptivePolicy.uncut(costs, taus, AcceptanceModel())
+    return describe_policy(policy, policy.rate, taus, [])
 
 
-def describe_policy(policy: AdaptivePolicy, fixed_taus: Sequence[float]) -> dict[str, Any]:
-    """Return the policy as JSON, beside what trees of fixed sizes are expected to reach."""
+def describe_policy(
+    policy: AdaptivePolicy, predicted: float, fixed_taus: Sequence[float], reliability: list[dict[str, float]]
+) -> dict[str, Any]:
+    """Return the policy as JSON, with the speed-up that it and trees of fixed sizes are expected to reach."""
     costs = policy.costs
     sizes = [
         {"nodes": nodes, "tau": float(tau), "cost": draft + rest, "predicted_speedup": float(tau) / (draft + rest)}
         for nodes, tau, draft, rest in zip(costs.nodes, fixed_taus, costs.draft, costs.rest, strict=True)
     ]
-    return {"chosen": costs.nodes[-1], "sizes": sizes[1:], "predicted": policy.rate, "policy": policy.to_json()}
+    choice = {"chosen": costs.nodes[-1], "sizes": sizes[1:], "predicted": predicted}
+    return {**choice, "policy": policy.to_json(), "reliability": reliability}
 
 
 def choose_adaptive(
@@ -204,7 +207,8 @@ def choose_adaptive(
         for name, drafter in setup.contestants.items()
         if name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
     ]
-    progress = sizing.calibration_progress(len(texts), len(shown_texts), len(names))
+    arms = 0 if sizing.costs is not None else (1 + len(names)) * (1 + len(sizing.adaptive_nodes))
+    progress = sizing.progress(len(texts), len(names), arms, len(shown_texts))
     answers: list[BaseAnswer] = []
     shown: list[BaseAnswer] = []
     for some, found in ((texts, answers), (shown_texts, shown)):
@@ -212,7 +216,7 @@ def choose_adaptive(
             found.append(record_base_answer(setup.base, prompt_L, setup.settings, setup.seed + number))
             progress.advance()
     if sizing.costs is None:
-        costs = measure_step_costs(setup, sizing.timed_texts(texts, answers), sizing, names, progress)
+        costs = measure_step_costs(sizing.timed_steps(setup, texts, answers, progress), sizing.adaptive_nodes, names)
     else:
         costs = dict.fromkeys(names, StepCosts.from_json(sizing.costs))
     return {

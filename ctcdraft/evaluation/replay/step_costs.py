@@ -1,10 +1,11 @@
-"""Times of a decoding step by tree size, for adaptive trees: the profiled loop, sizes in turn."""
+"""Times of a decoding step by tree size: the profiled loop, sizes in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepC
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, isotonic, typical
 from ctcdraft.progress import Progress
 
 EXPECTED_RATE = 1.5  # tokens per autoregressive step, for the least probable node that a timed search looks for
@@ -69,24 +69,18 @@ class FilledTrees:
         return TokenTree.from_lists(tree.tokens_N[0], [*tokens, *others], parents), memory
 
 
-def measure_step_costs(
-    setup: EvaluationSetup, texts: Sequence[Tensor], sizing: TreeSizeSearch, names: Sequence[str], progress: Progress
-) -> dict[str, StepCosts]:
-    """Return the costs of every drafter's steps."""
-    sizes = (1, *sizing.adaptive_nodes)
-    full = RandomDrafter(setup.base, 2 * sizes[-1])
-    baseline = setup.contestants[AUTOREGRESSIVE]
+def measure_step_costs(timed: TimedSteps, sizes: Sequence[int], names: Sequence[str]) -> dict[str, StepCosts]:
+    """Return the costs of every drafter's steps. sizes: of adaptive trees, besides 1."""
+    sizes, contestants = (1, *sizes), timed.setup.contestants
+    full, baseline = RandomDrafter(timed.setup.base, 2 * sizes[-1]), contestants[AUTOREGRESSIVE]
     # Searches stop at a probability that depends on these times: measured once, with random trees.
-    arms = [(baseline, 1), *((full, nodes) for nodes in sizes[1:])]
-    _, rest = measure_arms(setup, arms, texts, sizing, progress)
-    no_draft = (0.0,) * len(sizes)
-    least = StepCosts(sizes, no_draft, rest_times(rest)).least_useful_prob(EXPECTED_RATE)
+    _, rest = timed.measure([(baseline, 1), *((full, nodes) for nodes in sizes[1:])])
+    least = StepCosts(sizes, (0.0,) * len(sizes), rest_times(rest)).least_useful_prob(EXPECTED_RATE)
     costs = {}
     for name in names:
-        timed = [(FixedSize.at(sizes, index, least), nodes) for index, nodes in enumerate(sizes)][1:]
-        drafters = [(AdaptiveDrafter(setup.contestants[name], one), nodes) for one, nodes in timed]
-        arms = [(baseline, 1), *((FilledTrees(drafter), nodes) for drafter, nodes in drafters)]
-        draft, rest = measure_arms(setup, arms, texts, sizing, progress)
+        fixed = [(FixedSize.at(sizes, index, least), nodes) for index, nodes in enumerate(sizes)][1:]
+        filled = [(FilledTrees(AdaptiveDrafter(contestants[name], one)), nodes) for one, nodes in fixed]
+        draft, rest = timed.measure([(baseline, 1), *filled])
         costs[name] = StepCosts(sizes, (0.0, *isotonic(draft[1:])), rest_times(rest))
     return costs
 
@@ -96,28 +90,51 @@ def rest_times(rest: Sequence[float]) -> tuple[float, ...]:
     return 1.0, *(max(1.0, time) for time in isotonic(rest[1:]))
 
 
-def measure_arms(
-    setup: EvaluationSetup,
-    arms: Sequence[tuple[Any, int]],
-    texts: Sequence[Tensor],
-    sizing: TreeSizeSearch,
-    progress: Progress,
-) -> tuple[list[float], list[float]]:
-    """Return the times of drafting and of everything else per arm, in steps of the first arm."""
-    max_tokens = sizing.max_timed_tokens(setup.settings.max_new_tokens)
-    draft, rest = [0.0] * len(arms), [0.0] * len(arms)
-    for prompt_L in texts:
-        drafts: list[list[float]] = [[] for _ in arms]
-        rests: list[list[float]] = [[] for _ in arms]
-        for _ in range(sizing.repeats + 1):
-            for arm, (drafter, nodes) in enumerate(arms):  # in turn: a device that slows down affects all
-                settings = replace(setup.settings, nodes=nodes, max_new_tokens=max_tokens)
-                times = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
-                drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
-                progress.advance()
-                drafts[arm].append(drafting)
-                rests[arm].append(times.seconds_per_pass - drafting)
-        draft = [total + typical(each) for total, each in zip(draft, drafts, strict=True)]
-        rest = [total + typical(each) for total, each in zip(rest, rests, strict=True)]
-    unit = draft[0] + rest[0]
-    return [one / unit for one in draft], [one / unit for one in rest]
+@dataclass(frozen=True)
+class TimedSteps:
+    """The decoding steps behind some texts, to be timed with several drafters."""
+
+    setup: EvaluationSetup
+    texts: Sequence[Tensor]
+    max_tokens: int  # new tokens of each
+    repeats: int  # after one that warms up
+    progress: Progress
+
+    def measure(self, arms: Sequence[tuple[Any, int]]) -> tuple[list[float], list[float]]:
+        """Return the times of drafting and of everything else, in steps of the first arm. arms: drafter, tree size."""
+        draft, rest = [0.0] * len(arms), [0.0] * len(arms)
+        for prompt_L in self.texts:
+            drafts: list[list[float]] = [[] for _ in arms]
+            rests: list[list[float]] = [[] for _ in arms]
+            for _ in range(self.repeats + 1):
+                for arm, (drafter, nodes) in enumerate(arms):  # in turn: a device that slows down affects all
+                    settings = replace(self.setup.settings, nodes=nodes, max_new_tokens=self.max_tokens)
+                    times = profile_answer(self.setup.base, drafter, prompt_L, settings, self.setup.seed, frozenset())
+                    drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
+                    self.progress.advance()
+                    drafts[arm].append(drafting)
+                    rests[arm].append(times.seconds_per_pass - drafting)
+            draft = [total + typical(each) for total, each in zip(draft, drafts, strict=True)]
+            rest = [total + typical(each) for total, each in zip(rest, rests, strict=True)]
+        unit = draft[0] + rest[0]
+        return [one / unit for one in draft], [one / unit for one in rest]
+
+
+def typical(repeats: Sequence[float]) -> float:
+    """Return the median without the first repeat, which warms up.
+
+    Not the fastest: a repeat with a draft takes fewer steps than one of autoregression, so that its mean varies more,
+    and the fastest of a few repeats would make drafting look cheaper than it is.
+    """
+    return median(repeats[1:])
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """Return the nearest non-decreasing values (pool adjacent violators):   1 3 2 4   ->   1 2.5 2.5 4"""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (left, m), (right, n) = pools[-2:]
+            pools[-2:] = [((left * m + right * n) / (m + n), m + n)]
+    return [value for value, count in pools for _ in range(count)]

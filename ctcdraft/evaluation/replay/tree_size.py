@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from ctcdraft.errors import InputError, check_int
 from ctcdraft.evaluation.benchmarks import Benchmark, project_prompts
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
 from ctcdraft.evaluation.output_dir import refuse_differences
-from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.drafts import (
     BaseAnswer,
@@ -32,6 +30,7 @@ from ctcdraft.evaluation.replay.drafts import (
     refuse_unreplayable,
     replay_drafts,
 )
+from ctcdraft.evaluation.replay.step_costs import TimedSteps, isotonic
 from ctcdraft.evaluation.runner import sample_evenly, turn_prompt
 from ctcdraft.progress import Progress
 
@@ -55,23 +54,18 @@ class TreeSizeSearch:
             if not sizes or sorted({check_int(n, f"sizing.{name}", least=2) for n in sizes}) != list(sizes):
                 raise InputError(f"sizing.{name} must be ascending sizes >= 2, each once, got {list(sizes)}")
 
-    def max_timed_tokens(self, most: int) -> int:
-        return max(2, min(most, self.timed_tokens))
-
-    def timed_texts(self, prompts: Sequence[Tensor], answers: Sequence[BaseAnswer]) -> list[Tensor]:
-        """Return the texts whose next decoding steps are timed: prompts with the first half of their answers, because a
-        step takes longer the longer the text is."""
+    def timed_steps(
+        self, setup: EvaluationSetup, prompts: Sequence[Tensor], answers: Sequence[BaseAnswer], progress: Progress
+    ) -> TimedSteps:
+        """Return the decoding steps to time: behind prompts with the first half of their answers, because a step takes
+        longer the longer the text is."""
         pairs = list(zip(prompts, answers, strict=True))[: self.timed]
-        return [torch.cat([text_L, text_L.new_tensor(one.tokens[: len(one.tokens) // 2])]) for text_L, one in pairs]
+        texts = [torch.cat([text_L, text_L.new_tensor(one.tokens[: len(one.tokens) // 2])]) for text_L, one in pairs]
+        max_tokens = max(2, min(setup.settings.max_new_tokens, self.timed_tokens))
+        return TimedSteps(setup, texts, max_tokens, self.repeats, progress)
 
-    def max_tokens(self, texts: int, drafters: int, most: int) -> int:
-        """Return the most tokens a search decodes, over the base model's, the replayed and the timed answers."""
-        timed = min(self.timed, texts) * (self.repeats + 1) * (1 + len(self.nodes))
-        return texts * most + drafters * (texts * most + timed * self.max_timed_tokens(most))
-
-    def calibration_progress(self, texts: int, shown: int, drafters: int) -> Progress:
-        """Return the count of answers that calibrating adaptive trees decodes, replays and times."""
-        arms = 0 if self.costs is not None else (1 + drafters) * (1 + len(self.adaptive_nodes))
+    def progress(self, texts: int, drafters: int, arms: int, shown: int = 0) -> Progress:
+        """Return the count of answers that a search decodes, replays, and times in so many arms."""
         timed = min(self.timed, texts) * (self.repeats + 1) * arms
         return Progress((texts + shown) * (1 + drafters) + timed, "answers for tree sizes", first=texts + shown)
 
@@ -119,7 +113,7 @@ class SizeChoice:
 
 def choose_sizes(setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt]) -> dict[str, SizeChoice]:
     """Return the choice for every drafter whose tree size can be chosen."""
-    settings, seed, max_tokens = setup.settings, setup.seed, setup.settings.max_new_tokens
+    settings, seed = setup.settings, setup.seed
     refuse_unreplayable(settings)
     texts = [turn_prompt(setup.base, prompt, [])[0] for prompt in prompts]
     drafters = {name: one for name, one in setup.contestants.items() if name != AUTOREGRESSIVE}
@@ -127,21 +121,24 @@ def choose_sizes(setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequen
     for name in names:
         for prompt_L in texts:
             refuse_unnested_trees(setup, name, prompt_L, sizing.nodes)
-    total = sizing.max_tokens(len(texts), len(names), max_tokens)
-    progress = Progress(total, "tokens (at most) for tree sizes", first=len(texts) * max_tokens)
+    progress = sizing.progress(len(texts), len(names), arms=len(names) * (1 + len(sizing.nodes)))
     answers = []
     for number, prompt_L in enumerate(texts):
         answers.append(record_base_answer(setup.base, prompt_L, settings, seed + number))
-        progress.advance(max_tokens)
+        progress.advance()
+    timed = sizing.timed_steps(setup, texts, answers, progress)
     choices = {}
     for name in names:
         replayed = []
         for number, answer in enumerate(answers):
             replayed.append(replay_drafts(setup.contestants[name], answer, sizing.nodes, seed + number))
-            progress.advance(max_tokens)
+            progress.advance()
         steps_by_size = [[step for by_size in replayed for step in by_size[nodes]] for nodes in sizing.nodes]
         taus = [sum(step.committed for step in steps) / len(steps) if steps else 1.0 for steps in steps_by_size]
-        costs = measure_costs(setup, name, sizing.timed_texts(texts, answers), sizing, progress)
+        drafter = setup.contestants[name]
+        arms = [(setup.contestants[AUTOREGRESSIVE], 1), *((drafter, nodes) for nodes in sizing.nodes)]
+        times = map(sum, zip(*timed.measure(arms), strict=True))
+        costs = isotonic(list(times)[1:])  # a larger tree that takes less time is noise
         choices[name] = SizeChoice(tuple(map(SizeResult, sizing.nodes, taus, costs)))
     return choices
 
@@ -206,43 +203,3 @@ def refuse_unnested_trees(setup: EvaluationSetup, name: str, prompt_L: Tensor, s
                 f"decoding.nodes=auto: the tree of {nodes} nodes that {name} drafts is not part of its tree of "
                 f"{sizes[-1]}, so its acceptance cannot be replayed; give a number as decoding.nodes="
             )
-
-
-def measure_costs(
-    setup: EvaluationSetup, name: str, texts: Sequence[Tensor], sizing: TreeSizeSearch, progress: Progress
-) -> list[float]:
-    """Return the cost of a decoding step by size, in autoregressive steps."""
-    max_tokens = sizing.max_timed_tokens(setup.settings.max_new_tokens)
-    arms = [(AUTOREGRESSIVE, 1), *((name, nodes) for nodes in sizing.nodes)]
-    seconds = [0.0] * len(arms)
-    for prompt_L in texts:
-        times: list[list[float]] = [[] for _ in arms]
-        for _ in range(sizing.repeats + 1):
-            for arm, (each, nodes) in enumerate(arms):  # sizes alternate: a device that slows down affects all
-                settings = replace(setup.settings, nodes=nodes, max_new_tokens=max_tokens)
-                drafter = setup.contestants[each]
-                profiled = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
-                times[arm].append(profiled.seconds_per_pass)
-                progress.advance(max_tokens)
-        seconds = [total + typical(each) for total, each in zip(seconds, times, strict=True)]
-    return isotonic([total / seconds[0] for total in seconds[1:]])  # a larger tree that takes less time is noise
-
-
-def typical(repeats: Sequence[float]) -> float:
-    """Return the median without the first repeat, which warms up.
-
-    Not the fastest: a repeat with a draft takes fewer steps than one of autoregression, so that its mean varies more,
-    and the fastest of a few repeats would make drafting look cheaper than it is.
-    """
-    return median(repeats[1:])
-
-
-def isotonic(values: Sequence[float]) -> list[float]:
-    """Return the nearest non-decreasing values (pool adjacent violators):   1 3 2 4   ->   1 2.5 2.5 4"""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (left, m), (right, n) = pools[-2:]
-            pools[-2:] = [((left * m + right * n) / (m + n), m + n)]
-    return [value for value, count in pools for _ in range(count)]
