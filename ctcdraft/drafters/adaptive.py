@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import log
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import samples_drafts, uses_hidden_states
-from ctcdraft.drafters.tree_policy import AdaptivePolicy, TreeNodes
+from ctcdraft.drafters.tree_policy import LEAST_PROB, MOST_PROB, AdaptivePolicy, TreeNodes
+from ctcdraft.machine_code import load_kernels
 
 RECENT_DECAY = 0.98  # of the sums behind `recent`, at every draft: about the latest fifty count
 SKIPPED_DECAY = 0.99  # of the same sums where nothing is drafted, so that drafting is tried again
@@ -82,10 +85,7 @@ class AdaptiveDrafter:
         tree, inner = self.drafter.draft(request, now.inner, rng)
         size, expected = limit, policy.limit_tokens[limit] - 1
         if cuts_trees(self.samples_drafts, tree.tokens_N.is_cpu):
-            drafted = TreeNodes.of(tree, policy.model, now.recent)
-            size = min(policy.size(drafted, now.rate), limit)
-            kept = policy.costs.nodes[size] - 1
-            tree, expected = keep_nodes(tree, drafted.numbers[:kept]), sum(drafted.usual_probs[:kept])
+            tree, size, expected = keep_best_nodes(policy, tree, now.recent, now.rate, limit)
         return tree, replace(now, inner=inner, pending=(), limit=limit, size=size, expected=expected)
 
     def observe(self, context: Context, memory: AdaptiveMemory | None) -> AdaptiveMemory:
@@ -108,6 +108,44 @@ class AdaptiveDrafter:
 def cuts_trees(sampled: bool, on_cpu: bool) -> bool:
     """Return whether drafted trees are cut; otherwise the size is decided before the draft alone."""
     return not sampled and on_cpu
+
+
+def keep_best_nodes(
+    policy: AdaptivePolicy, tree: TokenTree, recent: float, rate: float, limit: int
+) -> tuple[TokenTree, int, float]:
+    """Return the tree of the nodes that are worth their time, the index of its size, at most `limit`, and the draft
+    tokens that it is expected to have accepted, whatever was recently accepted."""
+    kernels = load_kernels("ctcdraft.drafters.policy_kernels")
+    if kernels is None or tree.path_probs_N is None:
+        drafted = TreeNodes.of(tree, policy.model, recent)
+        size = policy.size(drafted, rate, limit)
+        kept = policy.costs.nodes[size] - 1
+        return keep_nodes(tree, drafted.numbers[:kept]), size, sum(drafted.usual_probs[:kept])
+    weights_X, sizes_S, rest_S = policy_arrays(policy)
+    size, nodes_M, parents_M, height, expected = kernels.best_nodes(
+        tree.path_probs_N.double().numpy(),
+        tree.parents_N.numpy(),
+        weights_X,
+        recent,
+        rate,
+        sizes_S[: limit + 1],
+        rest_S[: limit + 1],
+        LEAST_PROB,
+        MOST_PROB,
+    )
+    if len(nodes_M) == len(tree):
+        return tree, size, expected
+    kept_M = torch.from_numpy(nodes_M)
+    path_probs_M = tree.path_probs_N.take(kept_M)
+    tree = TokenTree(tree.tokens_N.take(kept_M), torch.from_numpy(parents_M), height, path_probs_N=path_probs_M)
+    return tree, size, expected
+
+
+@lru_cache(maxsize=64)
+def policy_arrays(policy: AdaptivePolicy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the weights of the acceptance model, the sizes and their times as arrays."""
+    costs = policy.costs
+    return np.asarray(policy.model.weights), np.asarray(costs.nodes), np.asarray(costs.rest)
 
 
 def keep_nodes(tree: TokenTree, numbers: Sequence[int]) -> TokenTree:

@@ -210,10 +210,10 @@ class AdaptivePolicy:
         """Return the path probability under the draft below which no node up to this depth is worth its time."""
         return self.model.least_path_prob(self.costs.least_useful_prob(rate), recent, depth)
 
-    def size(self, nodes: TreeNodes, rate: float) -> int:
-        """Return the index of the size to keep of a drafted tree."""
+    def size(self, nodes: TreeNodes, rate: float, limit: int) -> int:
+        """Return the index of the size, at most `limit`, to keep of a drafted tree."""
         steps = zip(nodes.expected_tokens(self.costs.nodes), self.costs.rest, strict=True)
-        return first_greatest([tokens - rate * time for tokens, time in steps])
+        return first_greatest([tokens - rate * time for tokens, time in steps][: limit + 1])
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "costs": vars(self.costs), "model": self.model.weights}

@@ -17,7 +17,8 @@ from truths_trees import slow_acceptance, slow_best_size, texts
 
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.adaptive import AdaptiveDrafter, keep_nodes
+from ctcdraft.drafters import adaptive
+from ctcdraft.drafters.adaptive import AdaptiveDrafter, keep_best_nodes, keep_nodes
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
@@ -63,7 +64,7 @@ def test_the_size_is_the_best_of_all_subtrees(seed):
     tree, rng = random_tree(seed), np.random.default_rng(seed)
     rest, rate = np.cumsum([1.0, *rng.uniform(0, 0.4, 4)]), float(rng.uniform(0.5, 2))
     nodes, chosen = TreeNodes.of(tree, ASIS, 0.0), policy(rest)
-    size = SIZES[chosen.size(nodes, rate)]
+    size = SIZES[chosen.size(nodes, rate, 4)]
     probs = dict(zip([0, *nodes.numbers], [1.0, *nodes.probs], strict=True))
     worth, truth = slow_best_size(tree, probs, SIZES, rest, rate)
     assert 1 + sum(nodes.probs[: size - 1]) - rate * rest[SIZES.index(size)] == pytest.approx(worth)
@@ -86,7 +87,23 @@ def test_choices_are_those_of_the_slow_twin(seed):
     assert nodes.probs == pytest.approx([truth[node] for node in nodes.numbers], rel=1e-12, abs=0)
     assert nodes.usual_probs == pytest.approx([usual[node] for node in nodes.numbers], rel=1e-12, abs=0)
     worth = [1 + sum(nodes.probs[: size - 1]) - rate * time for size, time in zip(SIZES, rest, strict=True)]
-    assert policy(rest).size(nodes, rate) == worth.index(max(worth))
+    assert policy(rest).size(nodes, rate, 4) == worth.index(max(worth))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_machine_code_keeps_the_nodes_of_the_slow_twin(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    tree = random_tree(seed, int(rng.integers(2, 64)))
+    model = AcceptanceModel(tuple(rng.normal(0, (1, 1, 1, 0.5, 1, 1))))
+    chosen = replace(policy(np.cumsum([1.0, *rng.uniform(0, 0.4, 4)])), model=model)
+    inputs = chosen, tree, float(rng.normal()), float(rng.uniform(0.5, 2)), int(rng.integers(1, 5))
+    ours, size, expected = keep_best_nodes(*inputs)
+    monkeypatch.setattr(adaptive, "load_kernels", lambda module: None)
+    truth, true_size, true_expected = keep_best_nodes(*inputs)
+    assert texts(ours) == texts(truth)
+    assert (ours.height, size) == (truth.height, true_size)
+    assert expected == pytest.approx(true_expected, rel=1e-12)
+    assert ours.path_probs_N.tolist() == truth.path_probs_N.tolist()
 
 
 def test_probabilities_of_no_use_are_no_error():
@@ -94,6 +111,7 @@ def test_probabilities_of_no_use_are_no_error():
     nodes = TreeNodes.of(tree, AcceptanceModel((0.0, 90.0, 0.0, 0.0, 0.0, 1.0)), 0.0)
     assert all(0 <= prob <= 1 for prob in nodes.probs)
     keep_nodes(tree, nodes.numbers[:2])
+    assert 1 <= len(keep_best_nodes(policy(), tree, 0.0, 1.2, 4)[0]) <= 5
 
 
 @pytest.mark.parametrize("seed", range(6))

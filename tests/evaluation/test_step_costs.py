@@ -50,12 +50,12 @@ def test_no_step_takes_less_than_one_of_autoregression():
     assert step_costs.rest_times([0.9, 0.97, 1.3, 1.2]) == (1.0, 1.0, 1.25, 1.25)
 
 
-def test_filled_trees_have_an_exact_size_and_the_drafts_first_nodes():
+def test_filled_trees_have_an_exact_size_and_the_drafted_nodes():
     tokens_L = torch.tensor([0, 7, 9, 7])
     context = Context(tokens_L, torch.zeros(3, 32), remaining_tokens=9, nodes=6)
     chain = SimpleNamespace(draft=lambda context, memory, rng: (TokenTree.from_lists(context.root, [1, 0], [-1, 0]), 3))
     tree, memory = step_costs.FilledTrees(chain).draft(context, None, torch.Generator())
-    assert (tree.tokens_N.tolist(), memory) == ([7, 1, 0, 2, 3, 4], 3)
+    assert (tree.tokens_N.tolist(), memory) == ([7, 1, 0, 0, 0, 0], 3)
     assert tree.parents_N.tolist() == [-1, 0, 1, 0, 0, 0]
     for unfilled in (replace(context, nodes=3), replace(context, remaining_tokens=1)):
         assert len(step_costs.FilledTrees(chain).draft(unfilled, None, torch.Generator())[0]) == 3

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.controls import RandomDrafter
-from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes
+from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
@@ -42,17 +42,12 @@ class FixedSize(AdaptivePolicy):
     def least_path_prob(self, recent: float, rate: float, depth: int) -> float:
         return self.least
 
-    def size(self, nodes: TreeNodes, rate: float) -> int:
-        super().size(nodes, rate)
-        return self.index
-
 
 class FilledTrees:
-    """A drafter whose trees are filled up to exactly `nodes` nodes, with draft tokens that no child of the root has.
+    """A drafter whose trees are filled up to exactly `nodes` nodes with children of the root.
 
     On a CPU, where trees are cut to exact sizes. So forward passes of the base are timed between drafts of this
-    drafter, whose weights displace those of the base from the processor's caches. Filling counts as drafting, as
-    cutting would.
+    drafter, whose weights displace those of the base from the processor's caches.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -63,10 +58,8 @@ class FilledTrees:
         missing = context.nodes - len(tree)
         if missing <= 0 or context.depth < 1 or tree.draft_probs_NV is not None or not tree.tokens_N.is_cpu:
             return tree, memory
-        tokens = tree.tokens_N[1:].tolist()
-        others = islice((token for token in count() if token not in tokens), missing)
-        parents = [parent - 1 for parent in tree.host_parents[1:]] + [-1] * missing
-        return TokenTree.from_lists(tree.tokens_N[0], [*tokens, *others], parents), memory
+        tokens_N, parents_N = (F.pad(column_N, (0, missing)) for column_N in (tree.tokens_N, tree.parents_N))
+        return TokenTree(tokens_N, parents_N, max(tree.height, 1)), memory
 
 
 def measure_step_costs(timed: TimedSteps, sizes: Sequence[int], names: Sequence[str]) -> dict[str, StepCosts]:
