@@ -101,8 +101,10 @@ class TimedSteps:
             rests: list[list[float]] = [[] for _ in arms]
             for _ in range(self.repeats + 1):
                 for arm, (drafter, nodes) in enumerate(arms):  # in turn: a device that slows down affects all
-                    settings = replace(self.setup.settings, nodes=nodes, max_new_tokens=self.max_tokens)
-                    times = profile_answer(self.setup.base, drafter, prompt_L, settings, self.setup.seed, frozenset())
+                    # Of trees that the end of the text does not make shallower.
+                    settings = replace(self.setup.settings, nodes=nodes, max_new_tokens=self.max_tokens + nodes)
+                    stop = StopAfter(self.max_tokens)
+                    times = profile_answer(self.setup.base, drafter, prompt_L, settings, self.setup.seed, stop)
                     drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
                     self.progress.advance()
                     drafts[arm].append(drafting)
@@ -111,6 +113,25 @@ class TimedSteps:
             rest = [total + typical(each) for total, each in zip(rest, rests, strict=True)]
         unit = draft[0] + rest[0]
         return [one / unit for one in draft], [one / unit for one in rest]
+
+
+class StopAfter(frozenset):
+    """Stop token ids that end a text at about its n-th token, whatever that is, before its length limit does.
+
+    The loop asks for the newest token in every step, and for every new token.
+    """
+
+    def __new__(cls, tokens: int) -> StopAfter:
+        stop = super().__new__(cls)
+        stop.asked, stop.limit = 0, 2 * tokens  # both count in autoregression
+        return stop
+
+    asked: int
+    limit: int
+
+    def __contains__(self, token: object) -> bool:
+        self.asked += 1
+        return self.asked >= self.limit
 
 
 def typical(repeats: Sequence[float]) -> float:
