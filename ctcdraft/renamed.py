@@ -104,6 +104,7 @@ KEYS = {  # old dotted key -> its present one, under the same parent
     "base.fixed": "base.static_shapes",
     "base.quantised": "base.quantization",
     "explorer": "trace",
+    "sizing.timed_tokens": "sizing.timed_steps",
     "trace.words": "trace.tokens_per_frame",
     "table.plan": "table.gpu_hours",
     "arena.again": "arena.extra_seeds",

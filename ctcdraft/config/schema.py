@@ -96,7 +96,7 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "trace.tokens_per_frame": positive_int,
     "sizing.prompts": positive_int,
     "sizing.timed": positive_int,
-    "sizing.timed_tokens": positive_int,
+    "sizing.timed_steps": positive_int,
     "sizing.repeats": positive_int,
     "trainer.autocast": check_bool,  # last: its default asks torch what the device supports, an import of seconds
 }

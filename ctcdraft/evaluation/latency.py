@@ -17,18 +17,22 @@ from torch import Tensor
 
 from ctcdraft.decoding.loop import Drafter
 from ctcdraft.decoding.settings import DecodingSettings
-from ctcdraft.decoding.tree import TokenTree, VerifyResult
-from ctcdraft.decoding.verification import Verifier
+from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.evaluation import environment as machine
 from ctcdraft.evaluation.contestants import Contestant
 from ctcdraft.evaluation.environment import HardwareLimits
-from ctcdraft.evaluation.profiling import PASS_PARTS, PhaseTimes, profile_answer, relative_costs
+from ctcdraft.evaluation.profiling import (
+    PASS_PARTS,
+    STOP_TOKEN,
+    FixedLengthVerifier,
+    PhaseTimes,
+    profile_answer,
+    relative_costs,
+)
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.meta import NullTokenizer
-
-STOP_TOKEN = -1  # no token of any base model, so random tokens cannot end an answer
 
 
 @dataclass(frozen=True)
@@ -138,21 +142,6 @@ def median_full_passes(
     # A whole repeat, so that its parts add up; the first one is a warm-up.
     ordered = {name: sorted(times[1:], key=lambda each: each.seconds_per_pass) for name, times in runs.items()}
     return {name: times[len(times) // 2] for name, times in ordered.items()}, nodes
-
-
-class FixedLengthVerifier:
-    """A verifier that ends the answer after a number of decoding steps, and counts the nodes of every tree."""
-
-    def __init__(self, verify: Verifier, passes: int) -> None:
-        self.verify = verify
-        self.remaining_passes = passes + 1  # the first call is the prefill's
-        self.nodes: list[int] = []
-
-    def __call__(self, tree: TokenTree, *inputs: Any) -> VerifyResult:
-        result = self.verify(tree, *inputs)
-        self.remaining_passes -= 1
-        self.nodes.append(len(tree))
-        return result if self.remaining_passes else replace(result, bonus=torch.full_like(result.bonus, STOP_TOKEN))
 
 
 class ReadTimer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from time import perf_counter
@@ -20,9 +20,12 @@ from torch import Tensor
 
 from ctcdraft.decoding.loop import Drafter, generate
 from ctcdraft.decoding.settings import DecodingSettings, GenerationResult
+from ctcdraft.decoding.tree import TokenTree, VerifyResult
+from ctcdraft.decoding.verification import Verifier
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 PASS_PARTS = ("draft", "tree", "read", "verify", "keep", "other")
+STOP_TOKEN = -1  # no token of any base model, so the text itself does not end an answer
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,21 @@ def profile_answer(
     row_bytes = timed_base.cache.bytes_held() // timed_base.cache.length
     del timed_base.cache.keep_path  # a reference cycle that would keep the cache rows, which the next text may need
     return PhaseTimes(seconds, len(generation.passes), 1, row_bytes * kv_rows_read(len(prompt_L), generation))
+
+
+class FixedLengthVerifier:
+    """A verifier that ends the answer after a number of decoding steps, and counts the nodes of every tree."""
+
+    def __init__(self, verify: Verifier, passes: int) -> None:
+        self.verify = verify
+        self.remaining_passes = passes + 1  # the first call is the prefill's
+        self.nodes: list[int] = []
+
+    def __call__(self, tree: TokenTree, *inputs: Any) -> VerifyResult:
+        result = self.verify(tree, *inputs)
+        self.remaining_passes -= 1
+        self.nodes.append(len(tree))
+        return result if self.remaining_passes else replace(result, bonus=torch.full_like(result.bonus, STOP_TOKEN))
 
 
 def kv_rows_read(prompt: int, generation: GenerationResult) -> int:

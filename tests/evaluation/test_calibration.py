@@ -210,7 +210,7 @@ def test_the_wrapped_drafter_declares_what_the_drafter_does(setup, sizes):
 
 
 def test_without_given_costs_they_are_measured(setup):
-    search = replace(SIZING, costs=None, timed_tokens=3)
+    search = replace(SIZING, costs=None, timed_steps=2)
     found = choose_adaptive(setup, search, QUESTIONS[:2], QUESTIONS[2:])
     costs = StepCosts.from_json(found["prompt_lookup"]["policy"]["costs"])
     assert costs.draft[0] == 0 < costs.draft[1] <= costs.draft[2]

@@ -10,9 +10,8 @@ import torch
 from small_evaluations import make_setup
 from tiny_models import random_base
 
-from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.controls import RandomDrafter
 from ctcdraft.evaluation.profiling import PhaseTimes
 from ctcdraft.evaluation.replay import step_costs
@@ -48,20 +47,17 @@ def test_step_costs_are_the_median_times_in_steps_of_autoregression(monkeypatch)
 
 
 def test_timed_texts_end_before_the_length_limit_makes_trees_shallower():
-    base, depths = random_base(), []
+    setup, depths = make_setup(random_base()), []
 
     class Deep:
         def draft(self, context, memory, rng):
             depths.append(context.depth)
             return TokenTree.chain(context.root, torch.full((min(4, context.depth),), 9)), None
 
-    settings = replace(make_setup(base).settings, nodes=6, max_new_tokens=20 + 6)
-    stop = step_costs.StopAfter(20)
-    tokens = generate(base, Deep(), torch.tensor([0, 7, 9]), settings, stop, 0).tokens
-    assert set(depths) == {5}
-    assert 15 <= len(tokens) <= 26
-    alone = generate(base, Autoregressive(base), torch.tensor([0, 7, 9]), settings, step_costs.StopAfter(20), 0).tokens
-    assert len(alone) in (20, 21)
+    timed = step_costs.TimedSteps(setup, [torch.tensor([0, 7, 9])], 7, 2, Progress(6, "answers"))
+    assert timed.profile(Deep(), timed.texts[0], 6).passes == 7
+    assert depths == [5] * 7
+    assert timed.profile(setup.contestants["autoregressive"], timed.texts[0], 1).passes == 7
 
 
 def test_no_step_takes_less_than_one_of_autoregression():

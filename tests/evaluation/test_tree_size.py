@@ -20,7 +20,6 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.benchmarks import Benchmark, project_prompts
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.replay.drafts import BaseAnswer
 from ctcdraft.evaluation.replay.tree_size import (
     SizeChoice,
     SizeResult,
@@ -34,7 +33,7 @@ from ctcdraft.report.markdown import markdown
 
 
 def sizing(path="absent", **changes) -> TreeSizeSearch:
-    values = {"nodes": [2, 4, 8], "prompts": 2, "timed": 1, "timed_tokens": 8, "repeats": 1, **changes}
+    values = {"nodes": [2, 4, 8], "prompts": 2, "timed": 1, "timed_steps": 3, "repeats": 1, **changes}
     return TreeSizeSearch(path=str(path), **values)
 
 
@@ -65,14 +64,6 @@ def test_a_higher_limit_must_not_reach_what_sizes_were_chosen_on(tmp_path):
     assert load_or_choose_sizes(stored, setup, search, first, {}) == stored
     with pytest.raises(InputError, match=r"1 questions of this evaluation are prompts that its tree sizes"):
         load_or_choose_sizes(stored, setup, search, more, {})
-
-
-def test_a_step_is_timed_behind_half_of_the_response():
-    search = replace(sizing("absent"), timed=2)
-    answers = [BaseAnswer((5, 6, 7), False, ()), BaseAnswer((8, 9), True, ()), BaseAnswer((1,), True, ())]
-    prompts = [torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([0])]
-    timed = search.timed_steps(make_setup(), prompts, answers, search.progress(3, 1, 0))
-    assert [text_L.tolist() for text_L in timed.texts] == [[0, 5], [0, 1, 8]]
 
 
 def test_a_choice_is_kept_and_reported(tmp_path):

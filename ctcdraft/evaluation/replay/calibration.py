@@ -216,7 +216,7 @@ def choose_adaptive(
             found.append(record_base_answer(setup.base, prompt_L, setup.settings, setup.seed + number))
             progress.advance()
     if sizing.costs is None:
-        costs = measure_step_costs(sizing.timed_steps(setup, texts, answers, progress), sizing.adaptive_nodes, names)
+        costs = measure_step_costs(sizing.steps_to_time(setup, texts, progress), sizing.adaptive_nodes, names)
     else:
         costs = dict.fromkeys(names, StepCosts.from_json(sizing.costs))
     return {

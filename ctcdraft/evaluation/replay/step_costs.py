@@ -17,7 +17,7 @@ from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.controls import RandomDrafter
 from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts
 from ctcdraft.evaluation.contestants import EvaluationSetup
-from ctcdraft.evaluation.profiling import profile_answer
+from ctcdraft.evaluation.profiling import STOP_TOKEN, FixedLengthVerifier, PhaseTimes, profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.progress import Progress
 
@@ -89,7 +89,7 @@ class TimedSteps:
 
     setup: EvaluationSetup
     texts: Sequence[Tensor]
-    max_tokens: int  # new tokens of each
+    steps: int  # of each
     repeats: int  # after one that warms up
     progress: Progress
 
@@ -101,10 +101,7 @@ class TimedSteps:
             rests: list[list[float]] = [[] for _ in arms]
             for _ in range(self.repeats + 1):
                 for arm, (drafter, nodes) in enumerate(arms):  # in turn: a device that slows down affects all
-                    # Of trees that the end of the text does not make shallower.
-                    settings = replace(self.setup.settings, nodes=nodes, max_new_tokens=self.max_tokens + nodes)
-                    stop = StopAfter(self.max_tokens)
-                    times = profile_answer(self.setup.base, drafter, prompt_L, settings, self.setup.seed, stop)
+                    times = self.profile(drafter, prompt_L, nodes)
                     drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
                     self.progress.advance()
                     drafts[arm].append(drafting)
@@ -114,24 +111,12 @@ class TimedSteps:
         unit = draft[0] + rest[0]
         return [one / unit for one in draft], [one / unit for one in rest]
 
-
-class StopAfter(frozenset):
-    """Stop token ids that end a text at about its n-th token, whatever that is, before its length limit does.
-
-    The loop asks for the newest token in every step, and for every new token.
-    """
-
-    def __new__(cls, tokens: int) -> StopAfter:
-        stop = super().__new__(cls)
-        stop.asked, stop.limit = 0, 2 * tokens  # both count in autoregression
-        return stop
-
-    asked: int
-    limit: int
-
-    def __contains__(self, token: object) -> bool:
-        self.asked += 1
-        return self.asked >= self.limit
+    def profile(self, drafter: Any, prompt_L: Tensor, nodes: int) -> PhaseTimes:
+        """Return the times of one run of the loop. Its length limit is far, which would make its last trees shallow."""
+        settings, limit = self.setup.settings, self.steps * nodes + 1
+        verify = FixedLengthVerifier(settings.verify, self.steps)
+        settings = replace(settings, nodes=nodes, max_new_tokens=limit, verify=verify)
+        return profile_answer(self.setup.base, drafter, prompt_L, settings, self.setup.seed, {STOP_TOKEN})
 
 
 def typical(repeats: Sequence[float]) -> float:

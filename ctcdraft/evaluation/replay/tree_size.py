@@ -24,7 +24,6 @@ from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
 from ctcdraft.evaluation.output_dir import refuse_differences
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.drafts import (
-    BaseAnswer,
     TokenIds,
     record_base_answer,
     refuse_unreplayable,
@@ -43,7 +42,7 @@ class TreeSizeSearch:
     path: str | None  # prompts in this project's format; null: the questions of the benchmark beyond benchmark.limit
     prompts: int  # number of them, for acceptance
     timed: int  # of these, for the cost of a decoding step
-    timed_tokens: int  # most tokens of a timed answer
+    timed_steps: int  # of the loop, in every timed run
     repeats: int  # of each timed answer, after one that warms up
     adaptive_nodes: Sequence[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])  # of adaptive trees, besides 1
     shown: int = 16  # questions of the benchmark for the reliability of adaptive trees
@@ -54,15 +53,9 @@ class TreeSizeSearch:
             if not sizes or sorted({check_int(n, f"sizing.{name}", least=2) for n in sizes}) != list(sizes):
                 raise InputError(f"sizing.{name} must be ascending sizes >= 2, each once, got {list(sizes)}")
 
-    def timed_steps(
-        self, setup: EvaluationSetup, prompts: Sequence[Tensor], answers: Sequence[BaseAnswer], progress: Progress
-    ) -> TimedSteps:
-        """Return the decoding steps to time: behind prompts with the first half of their answers, because a step takes
-        longer the longer the text is."""
-        pairs = list(zip(prompts, answers, strict=True))[: self.timed]
-        texts = [torch.cat([text_L, text_L.new_tensor(one.tokens[: len(one.tokens) // 2])]) for text_L, one in pairs]
-        max_tokens = max(2, min(setup.settings.max_new_tokens, self.timed_tokens))
-        return TimedSteps(setup, texts, max_tokens, self.repeats, progress)
+    def steps_to_time(self, setup: EvaluationSetup, prompts: Sequence[Tensor], progress: Progress) -> TimedSteps:
+        """Return the decoding steps to time: the first ones of some answers, of which the first reads the prompt."""
+        return TimedSteps(setup, prompts[: self.timed], self.timed_steps, self.repeats, progress)
 
     def progress(self, texts: int, drafters: int, arms: int, shown: int = 0) -> Progress:
         """Return the count of answers that a search decodes, replays, and times in so many arms."""
@@ -126,7 +119,7 @@ def choose_sizes(setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequen
     for number, prompt_L in enumerate(texts):
         answers.append(record_base_answer(setup.base, prompt_L, settings, seed + number))
         progress.advance()
-    timed = sizing.timed_steps(setup, texts, answers, progress)
+    timed = sizing.steps_to_time(setup, texts, progress)
     choices = {}
     for name in names:
         replayed = []
