@@ -301,7 +301,7 @@ def test_a_head_with_old_keys_and_names_is_the_same_head(home, tmp_path):
 
 POLICY = {
     "costs": {"nodes": [1, 4, 8], "draft": [0.0, 0.1, 0.1], "rest": [1.0, 1.05, 1.1]},
-    "model": [0.0, 1.0, 0.0, 0.0, 0.0, 1.0],
+    "model": [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0],
     "limit_tokens": [1.0, 1.5, 1.7],
     "limit_time": [1.0, 1.05, 1.1],
     "rate": 1.3,

@@ -48,11 +48,14 @@ def texts(tree):
 def slow_acceptance(tree, weights, recent):
     """{node: probability} from the definition: a regression on q, at most the least of all nodes above."""
 
+    def path_prob(node):
+        return 0.5 ** len(texts(tree)[node - 1]) if tree.path_probs_N is None else float(tree.path_probs_N[node])
+
     def alone(node):
-        depth = len(texts(tree)[node - 1])
-        q = 0.5**depth if tree.path_probs_N is None else float(tree.path_probs_N[node])
+        depth, q = len(texts(tree)[node - 1]), path_prob(node)
+        rank = 1 + sum((-path_prob(other), other) < (-q, node) for other in range(1, len(tree)))
         logit = math.log(min(max(q, 1e-9), 1 - 1e-6)) - math.log1p(-min(max(q, 1e-9), 1 - 1e-6))
-        inputs = (1, logit, math.log(depth), logit * math.log(depth), max(0.0, logit), recent)
+        inputs = (1, logit, math.log(depth), logit * math.log(depth), max(0.0, logit), math.log(rank), recent)
         return 1 / (1 + math.exp(-sum(w * x for w, x in zip(weights, inputs, strict=True))))
 
     parents, found = tree.parents_N.tolist(), {0: 1.0}

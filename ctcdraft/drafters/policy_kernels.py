@@ -12,8 +12,11 @@ from ctcdraft.array_kernels import exactly
 @exactly
 def acceptance_logits(probs_N, parents_N, depths_N, weights_X, least, most):
     """Return the logits of the nodes, as `AcceptanceModel.logits`, and write their depths. Node 0 is the root."""
-    logits_N = np.empty(len(probs_N))
+    logits_N, ranks_N = np.empty(len(probs_N)), np.empty(len(probs_N), np.int64)
     logits_N[0], depths_N[0] = np.inf, 0
+    order_N = np.argsort(-probs_N[1:], kind="mergesort")
+    for rank in range(len(order_N)):
+        ranks_N[order_N[rank] + 1] = rank + 1
     for node in range(1, len(probs_N)):
         parent = parents_N[node]
         depths_N[node] = depths_N[parent] + 1
@@ -21,7 +24,8 @@ def acceptance_logits(probs_N, parents_N, depths_N, weights_X, least, most):
         log_depth, prob = log(depths_N[node]), min(prob, most)
         logit = log(prob / (1 - prob))
         accepted = weights_X[0] + weights_X[2] * log_depth + (weights_X[1] + weights_X[3] * log_depth) * logit
-        logits_N[node] = min(logits_N[parent], accepted + weights_X[4] * max(0.0, logit))
+        accepted += weights_X[4] * max(0.0, logit) + weights_X[5] * log(ranks_N[node])
+        logits_N[node] = min(logits_N[parent], accepted)
     return logits_N
 
 
@@ -37,7 +41,7 @@ def best_nodes(probs_N, parents_N, weights_X, recent, rate, sizes_S, rest_S, lea
     nodes = len(probs_N)
     depths_N = np.empty(nodes, np.int64)
     logits_N = acceptance_logits(probs_N, parents_N, depths_N, weights_X, least, most)
-    shift = recent * weights_X[5]
+    shift = recent * weights_X[6]
     negative_N = np.empty(nodes)
     for node in range(nodes):
         negative_N[node] = -logistic(logits_N[node] + shift)

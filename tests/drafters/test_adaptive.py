@@ -77,7 +77,7 @@ def test_choices_are_those_of_the_slow_twin(seed):
     rng = np.random.default_rng(seed)
     tree, model = (
         random_tree(seed, int(rng.integers(2, 64))),
-        AcceptanceModel(tuple(rng.normal(0, (1, 1, 1, 0.5, 1, 1)))),
+        AcceptanceModel(tuple(rng.normal(0, (1, 1, 1, 0.5, 1, 0.7, 1)))),
     )
     tree = tree if seed % 4 else replace(tree, path_probs_N=None)
     recent, rate, rest = float(rng.normal()), float(rng.uniform(0.5, 2)), np.cumsum([1.0, *rng.uniform(0, 0.4, 4)])
@@ -94,7 +94,7 @@ def test_choices_are_those_of_the_slow_twin(seed):
 def test_machine_code_keeps_the_nodes_of_the_slow_twin(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     tree = random_tree(seed, int(rng.integers(2, 64)))
-    model = AcceptanceModel(tuple(rng.normal(0, (1, 1, 1, 0.5, 1, 1))))
+    model = AcceptanceModel(tuple(rng.normal(0, (1, 1, 1, 0.5, 1, 0.7, 1))))
     chosen = replace(policy(np.cumsum([1.0, *rng.uniform(0, 0.4, 4)])), model=model)
     inputs = chosen, tree, float(rng.normal()), float(rng.uniform(0.5, 2)), int(rng.integers(1, 5))
     ours, size, expected = keep_best_nodes(*inputs)
@@ -108,7 +108,7 @@ def test_machine_code_keeps_the_nodes_of_the_slow_twin(seed, monkeypatch):
 
 def test_probabilities_of_no_use_are_no_error():
     tree = replace(random_tree(0, 5), path_probs_N=torch.tensor([1.0, 1.0, 0.0, torch.nan, torch.inf]))
-    nodes = TreeNodes.of(tree, AcceptanceModel((0.0, 90.0, 0.0, 0.0, 0.0, 1.0)), 0.0)
+    nodes = TreeNodes.of(tree, AcceptanceModel((0.0, 90.0, 0.0, 0.0, 0.0, 0.0, 1.0)), 0.0)
     assert all(0 <= prob <= 1 for prob in nodes.probs)
     keep_nodes(tree, nodes.numbers[:2])
     assert 1 <= len(keep_best_nodes(policy(), tree, 0.0, 1.2, 4)[0]) <= 5
@@ -128,23 +128,23 @@ def test_kept_nodes_are_a_tree_of_the_same_texts(seed):
         assert smaller.height == (max([0, *map(len, texts(smaller))]) if kept < 9 else tree.height)
 
 
-PLAIN, STEEPER = (0.0, 1.0, 0.0, 0.0, 0.0, 1.0), (-3.0, 1.0, -0.4, 0.3, 2.0, 0.9)  # above 1/2
+PLAIN, STEEPER = (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0), (-3.0, 1.0, -0.4, 0.3, 2.0, 0.3, 0.9)  # above 1/2
 
 
 @pytest.mark.parametrize(
-    "weights", [PLAIN, (0.7, 0.8, -0.4, 0.3, 0.0, 0.9), (-1.0, 1.5, 0.5, -0.4, -0.7, 1.0), STEEPER]
+    "weights", [PLAIN, (0.7, 0.8, -0.4, 0.3, 0.0, -0.8, 0.9), (-1.0, 1.5, 0.5, -0.4, -0.7, 0.0, 1.0), STEEPER]
 )
 def test_no_node_that_pays_is_below_the_least_path_probability(weights):
     model, grid = AcceptanceModel(weights), np.geomspace(1e-6, 0.999, 400)
     for prob, recent in itertools.product((0.01, 0.1, 0.4), (-1.0, 0.0, 0.8)):
-        least = model.least_path_prob(prob, recent, depth=6)
-        reached = [
-            1 / (1 + np.exp(-model.inputs(grid, np.full_like(grid, depth), recent) @ weights)) for depth in range(1, 7)
-        ]
+        least = model.least_path_prob(prob, recent, depth=6, nodes=12)
+        places = itertools.product(range(1, 7), (np.full_like(grid, rank) for rank in range(1, 12)))
+        inputs = [model.inputs(grid, np.full_like(grid, depth), ranks_N, recent) for depth, ranks_N in places]
+        reached = [1 / (1 + np.exp(-inputs_NX @ weights)) for inputs_NX in inputs]
         truth = min(grid[accepted >= prob].min(initial=1.0) for accepted in reached)
         assert truth / 1.04 < least <= truth * (1 + 1e-9)
-    assert AcceptanceModel((0.0, -0.1, 0.0, 0.0, 0.0, 1.0)).least_path_prob(0.1, 0.0, 6) == 0.0
-    assert model.least_path_prob(0.0, 0.0, 6) == 0.0
+    assert AcceptanceModel((0.0, -0.1, 0.0, 0.0, 0.0, 0.0, 1.0)).least_path_prob(0.1, 0.0, 6, 12) == 0.0
+    assert model.least_path_prob(0.0, 0.0, 6, 12) == 0.0
 
 
 def test_equal_times_do_not_make_a_search_endless():

@@ -61,9 +61,9 @@ def test_a_fit_recovers_the_acceptance_probabilities(weights):
         return 1 / (1 + np.exp(-(one + logit * np.log(q / (1 - q)) + log_depth * np.log(depth))))
 
     model = fit_acceptance(synthetic_steps(accept, 2500))
-    assert model.weights == pytest.approx((*weights, 0.0, 0.0, 0.0), abs=0.4)
+    assert model.weights == pytest.approx((*weights, 0.0, 0.0, 0.0, 0.0), abs=0.4)
     grid, depths = np.asarray([0.05, 0.2, 0.5, 0.8]), np.asarray([3.0, 2.0, 1.0, 1.0])
-    fitted = 1 / (1 + np.exp(-model.inputs(grid, depths, 0.0) @ model.weights))
+    fitted = 1 / (1 + np.exp(-model.inputs(grid, depths, np.ones(4), 0.0) @ model.weights))
     assert fitted == pytest.approx([accept(q, d) for q, d in zip(grid, depths, strict=True)], abs=0.05)
 
 
@@ -77,14 +77,14 @@ def test_data_that_decide_nothing_leave_the_drafts_own_probabilities():
 
 
 def test_a_calibrated_drafter_is_reliable_and_an_overconfident_one_is_not():
-    bins = reliability(AcceptanceModel((0, 1, 0, 0, 0, 0)), synthetic_steps(lambda q, depth: q, 1500))
+    bins = reliability(AcceptanceModel((0, 1, 0, 0, 0, 0, 0)), synthetic_steps(lambda q, depth: q, 1500))
     assert sum(row["nodes"] for row in bins) == 4500
     assert [row["from"] for row in bins] == [n / 10 for n in range(10)]
     for row in bins:
         tolerance = 4 * np.sqrt(row["probability"] * (1 - row["probability"]) / row["nodes"])
         assert abs(row["accepted"] - row["probability"]) < tolerance
         assert row["from"] <= row["probability"] <= row["from"] + 0.1
-    bold = reliability(AcceptanceModel((0, 1, 0, 0, 0, 0)), synthetic_steps(lambda q, depth: q**2, 1500))
+    bold = reliability(AcceptanceModel((0, 1, 0, 0, 0, 0, 0)), synthetic_steps(lambda q, depth: q**2, 1500))
     assert all(row["accepted"] < row["probability"] - 0.05 for row in bold[3:8])
 
 

@@ -20,7 +20,14 @@ from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.adaptive import RECENT_DECAY, cuts_trees, recent_ratio
 from ctcdraft.drafters.base import samples_drafts
-from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes, draft_path_probs
+from ctcdraft.drafters.tree_policy import (
+    AcceptanceModel,
+    AdaptivePolicy,
+    StepCosts,
+    TreeNodes,
+    draft_path_probs,
+    path_prob_ranks,
+)
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.drafts import (
@@ -49,8 +56,8 @@ class ReplayedStep:
     is_first: bool  # of its answer
 
     def inputs(self, recent: float) -> np.ndarray:
-        depths_N = np.asarray(self.tree.host_depths[1:])
-        return AcceptanceModel.inputs(np.asarray(draft_path_probs(self.tree)), depths_N, recent)
+        probs_N, depths_N = np.asarray(draft_path_probs(self.tree)), np.asarray(self.tree.host_depths[1:])
+        return AcceptanceModel.inputs(probs_N, depths_N, path_prob_ranks(probs_N), recent)
 
     def accepted_of(self, nodes: TreeNodes) -> np.ndarray:
         """Return accepted_N in the order of the nodes."""
