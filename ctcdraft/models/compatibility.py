@@ -122,7 +122,8 @@ def refuse_inexact_tree_attention(base: Any, length: int = 320) -> None:
     length = min(length, base.context_length - 4)
     text = torch.randint(base.vocabulary, (length + 4,), generator=rng).to(base.device)
     prefix, (root, left, right, below) = text[:length], text[length:]
-    tree = TokenTree.from_paths(root, torch.stack([left, below, right, right]).reshape(2, 2), torch.tensor([2, 1]), 9)
+    paths_PK, lengths_P = torch.stack([left, below, right, right]).reshape(2, 2), torch.tensor([2, 1]).to(root.device)
+    tree = TokenTree.from_paths(root, paths_PK, lengths_P, 9)
     try:
         cache = base.new_cache(length + 8)
         base.read(prefix, cache)
