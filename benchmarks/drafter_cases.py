@@ -1,0 +1,62 @@
+"""Every drafter of configs/drafter with random weights on one base, to be decoded with and not to be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import compose_config
+from ctcdraft.drafters.base import DraftHead
+from ctcdraft.drafters.merged import Merged
+from ctcdraft.drafters.staged import Staged
+
+# Overrides of train.py.
+OVERRIDES: Mapping[str, tuple[str, ...]] = {
+    "autoregressive": ("drafter=autoregressive",),
+    "prompt_lookup": ("drafter=prompt_lookup",),
+    "ctc": ("drafter=ctc",),
+    "ctc_gru": ("drafter=ctc_gru",),
+    "transducer": ("drafter=transducer",),
+    "medusa": ("drafter=medusa",),
+    "blockwise": ("drafter=blockwise",),
+    "hydra": ("drafter=hydra",),
+    "eagle_static": ("drafter=eagle", "drafter/tree=eagle1"),
+    "eagle_dynamic": ("drafter=eagle",),
+    "draft_model": ("drafter=draft_model",),
+    "draft_model_dynamic": ("drafter=draft_model", "drafter/tree=dynamic"),
+}
+NAMES = (*OVERRIDES, "merged", "staged")
+SPREAD = 0.02  # of what is added to the weights: some heads are initialised to draft the same token everywhere
+
+
+def drafter_cases(base: Any, draft_model: str, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the drafters by name.
+
+    Args:
+        draft_model: folder of a language model with the base's tokenizer.
+        like: the cases of another device, whose weights these get.
+    """
+    cases: dict[str, Any] = {}
+    for name, overrides in OVERRIDES.items():
+        path = [f"drafter.path={draft_model}"] if name.startswith("draft_model") else []
+        torch.manual_seed(0)
+        cases[name] = drafter = build_drafter(compose_config("train", *overrides, *path).drafter, base)
+        if not isinstance(drafter, DraftHead):
+            continue
+        if like is not None:
+            drafter.load_state_dict(like[name].state_dict())
+        elif not drafter.usable_untrained:
+            spread_weights(drafter)
+        drafter.for_inference(base)
+    cases["merged"] = Merged(base, cases["ctc"], cases["prompt_lookup"])
+    cases["staged"] = Staged(base, cases["draft_model"], cases["prompt_lookup"], first_nodes=8)
+    return cases
+
+
+@torch.no_grad()
+def spread_weights(drafter: DraftHead) -> None:
+    for weight in drafter.trainable_parameters():
+        weight.add_(torch.randn_like(weight), alpha=SPREAD)
