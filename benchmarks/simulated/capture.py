@@ -80,8 +80,9 @@ class Graph:
         if STREAM.capture is not None:
             raise CaptureError(f"{cause_of('replay')}: a graph is replayed within the capture of another")
         record("launches", cause_of("replay"))
-        for step in self.steps:
-            step()
+        with torch.inference_mode():  # which alone may write to tensors made in it
+            for step in self.steps:
+                step()
 
 
 @contextmanager

@@ -1,0 +1,210 @@
+"""The simulated accelerator, its graphs, and whole generations on it with every drafter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sequential_parts import saved_lm
+from tiny_models import random_base
+
+from benchmarks.drafter_cases import NAMES, drafter_cases
+from benchmarks.simulated.capture import capture
+from benchmarks.simulated.device import SETUP, UNSUPPORTED, active, count, device
+from benchmarks.simulated.records import assert_no_synchronisation
+from benchmarks.simulated.rules import DeviceError
+from benchmarks.simulated.stream import CaptureError
+from ctcdraft.decoding import loop
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.verification import match
+
+pytestmark = pytest.mark.skipif(SETUP is None, reason=UNSUPPORTED)
+PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
+
+
+@pytest.fixture
+def x_23():
+    with active():
+        return torch.arange(6.0).reshape(2, 3).to(device())
+
+
+def index(x_23, position=0):
+    return torch.full((), position, dtype=torch.int64, device=x_23.device)
+
+
+COUNTED = {  # operation -> launches, transfers, synchronisations
+    "elementwise": (lambda x: x + x, (1, 0, 0)),
+    "host scalar": (lambda x: x * torch.tensor(2.0), (1, 0, 0)),
+    "view": (lambda x: x.T[:, 0].reshape(-1), (0, 0, 0)),
+    "empty": (lambda x: torch.empty(3, device=x.device), (0, 0, 0)),
+    "zeros": (lambda x: torch.zeros(3, device=x.device), (1, 0, 0)),
+    "cat": (lambda x: torch.cat([x, x]), (1, 0, 0)),
+    "linear": (lambda x: torch.nn.functional.linear(x, x), (1, 0, 0)),
+    "slice fill": (lambda x: x[0].__setitem__(slice(2), 1.0), (1, 0, 0)),
+    "masked fill": (lambda x: x.__setitem__(x > 1, 0.0), (2, 0, 0)),
+    "device index": (lambda x: x[torch.zeros(2, dtype=torch.int64, device=x.device)], (2, 0, 0)),
+    "item": (lambda x: x[0, 0].item(), (0, 1, 1)),
+    "bool": (lambda x: bool(x[0, 0]), (0, 1, 1)),
+    "tolist": (lambda x: x.tolist(), (0, 1, 1)),
+    "cpu": (lambda x: x.cpu(), (0, 1, 1)),
+    "numpy": (lambda x: x.numpy(force=True), (0, 1, 1)),
+    "nonzero": (lambda x: x.nonzero(), (1, 0, 1)),
+    "unique": (lambda x: x.unique(), (1, 0, 1)),
+    "masked_select": (lambda x: x.masked_select(x > 1), (2, 0, 1)),
+    "boolean index": (lambda x: x[x > 1], (2, 0, 1)),
+    "index of a scalar": (lambda x: x[index(x)], (1, 1, 1)),
+    "one element": (lambda x: x.__setitem__((0, 0), 1.0), (0, 1, 1)),
+    "to device": (lambda x: torch.ones(2).to(x.device), (0, 1, 1)),
+    "tensor": (lambda x: torch.tensor([1, 2], device=x.device), (0, 1, 1)),
+    "pinned": (lambda x: torch.ones(2, pin_memory=True).to(x.device, non_blocking=True), (0, 1, 0)),
+    "asynchronous": (lambda x: torch.empty(2, 3).copy_(x, non_blocking=True), (0, 1, 0)),
+    "synchronize": (lambda x: torch.get_device_module(x.device).synchronize(), (0, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts(name, x_23):
+    operation, expected = COUNTED[name]
+    with torch.inference_mode(), count() as report:
+        operation(x_23)
+    totals = report.totals()
+    assert (totals["launches"], totals["transfers"], totals["synchronisations"]) == expected, str(report)
+
+
+def test_causes_are_source_lines(x_23):
+    with count() as report:
+        x_23.sum().item()
+    assert "tests/test_simulated_device.py" in str(report)
+    with pytest.raises(AssertionError, match=r"1 synchronisations: 1 x tests/test_simulated_device\.py:\d+ item"):
+        assert_no_synchronisation(report)
+
+
+def test_operands_on_two_devices_are_refused(x_23):
+    for mixed in (
+        lambda: x_23 + torch.ones(2, 3),
+        lambda: torch.cat([x_23, torch.ones(2, 3)]),
+        lambda: x_23 @ torch.ones(3, 3),
+    ):
+        with pytest.raises(DeviceError, match="operands on cpu"):
+            mixed()
+    with active(), pytest.raises(RuntimeError, match="the generator is on the host"):
+        torch.rand(2, device=device(), generator=torch.Generator())
+
+
+def test_an_asynchronous_copy_arrives_at_the_wait(x_23):
+    host_23 = torch.zeros(2, 3)
+    with count() as report:
+        host_23.copy_(x_23, non_blocking=True)
+        event = torch.Event(x_23.device)
+        event.record()
+        x_23.add_(1)  # after the copy
+        assert not event.query()
+        assert host_23.sum() == 0
+        event.synchronize()
+    assert host_23.sum() == 15
+    assert report.totals()["synchronisations"] == 1
+
+
+def test_random_numbers_are_those_of_the_cpu():
+    with active():
+        on_device = torch.rand(4, device=device(), generator=torch.Generator(device()).manual_seed(3))
+    assert torch.equal(on_device.cpu(), torch.rand(4, generator=torch.Generator().manual_seed(3)))
+
+
+def test_tied_weights_stay_tied():
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    second.weight = first.weight
+    both = torch.nn.Sequential(first, second).to(device())
+    assert both[0].weight is both[1].weight
+    assert both[0].weight.device == device()
+
+
+REFUSED = {
+    "item": lambda x: x[0, 0].item(),
+    "boolean index": lambda x: x[x > 1],
+    "host scalar": lambda x: x * torch.tensor(2.0),
+    "from the host": lambda x: x.copy_(torch.ones(2, 3)),
+    "to the host": lambda x: x.cpu(),
+    "one element": lambda x: x.__setitem__((0, 0), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_graph_refuses(name, x_23):
+    with pytest.raises(CaptureError, match=r"tests/test_simulated_device\.py:\d+"), torch.inference_mode(), capture():
+        REFUSED[name](x_23)
+
+
+def test_a_graph_replays_on_the_same_memory(x_23):
+    before_23, host_3 = x_23.clone(), torch.zeros(3)
+    with torch.inference_mode(), capture() as graph:
+        total_3 = (x_23.mul_(2)).sum(dim=0)
+        host_3.copy_(total_3, non_blocking=True)
+    assert torch.equal(x_23.cpu(), before_23.cpu())  # a capture executes nothing
+    assert total_3.isnan().all()
+    for factor in (2, 4):
+        graph.replay()
+        assert total_3.tolist() == [3.0 * factor, 5.0 * factor, 7.0 * factor]
+        assert host_3.tolist() == total_3.tolist()
+
+
+def test_a_number_of_python_is_frozen_in_a_graph(x_23):
+    def step(position: int):
+        return x_23[0] + position
+
+    with torch.inference_mode(), capture() as graph:
+        row_3 = step(1)
+    graph.replay()
+    assert torch.equal(row_3.cpu(), step(1).cpu())
+    graph.replay()
+    assert not torch.equal(row_3.cpu(), step(2).cpu())  # the second step of the text is at another position
+
+
+def settings(temperature: float) -> DecodingSettings:
+    return DecodingSettings(
+        max_new_tokens=16, nodes=16, temperature=temperature, top_k=0, top_p=1.0, verify=match, lossless=True
+    )
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    """A base and its drafters on the CPU, and the same on the device."""
+    folder = saved_lm(tmp_path_factory.mktemp("draft_model"))
+    on_cpu = random_base(context=128)
+    cases = drafter_cases(on_cpu, folder)
+    with active():
+        on_device = random_base(context=128).to(device())
+        return (on_cpu, cases), (on_device, drafter_cases(on_device, folder, like=cases))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_drafter_decodes_as_on_the_cpu(worlds, name, temperature):
+    (cpu, cpu_cases), (base, cases) = worlds
+    expected = loop.generate(cpu, cpu_cases[name], PROMPT, settings(temperature), frozenset(), 1)
+    with count() as report:
+        found = loop.generate(base, cases[name], PROMPT.to(device()), settings(temperature), frozenset(), 1)
+    assert found.tokens == expected.tokens
+    assert [step.committed for step in found.passes] == [step.committed for step in expected.passes]
+    assert report.totals()["launches"] > 0
+
+
+def test_an_item_in_the_loop_is_counted(worlds, monkeypatch):
+    _, (base, cases) = worlds
+
+    def synchronisations():
+        with count() as report:
+            loop.generate(base, cases["ctc"], PROMPT.to(device()), settings(0.0), frozenset(), 1)
+        return report.synchronisations.total()
+
+    usual, extend = synchronisations(), loop.Context.extend
+    monkeypatch.setattr(loop.Context, "extend", lambda self, *rest: (self.root.item(), extend(self, *rest))[1])
+    assert synchronisations() > usual
+
+
+def test_a_tensor_left_on_the_host_is_found(worlds, monkeypatch):
+    _, (base, cases) = worlds
+    monkeypatch.setattr(
+        loop.Context, "extend", lambda self, path, states: torch.cat([self.tokens_L, torch.tensor(path.tokens)])
+    )
+    with pytest.raises(DeviceError, match="cat: operands on cpu"), count():
+        loop.generate(base, cases["ctc"], PROMPT.to(device()), settings(0.0), frozenset(), 1)
