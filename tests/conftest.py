@@ -8,6 +8,12 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
+import torch
+
+# Before anything imports triton, which decides then whether it interprets its kernels.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):

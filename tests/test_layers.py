@@ -30,6 +30,7 @@ HEAVY = {
     "vllm": {"corpus/generation/vllm.py"},
     "optuna": {"training/search.py"},
     "numba": {f"{part}_kernels.py" for part in ("array", "ctc/search")},
+    "triton": {"ctc/triton_prefix.py"},
     "wandb": {"training/loggers.py"},
 }
 LEVEL = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}

@@ -1,0 +1,145 @@
+"""Fused searches under Triton's interpreter against the searches in PyTorch: the same nodes in the same order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from launches import count_launches
+
+from ctcdraft.ctc import fused_search
+from ctcdraft.ctc.fused_search import fused_prefix_search, has_triton, launch_prefix_search, pad_nodes, runs_triton
+from ctcdraft.ctc.prefix_search import drop_improbable, prefix_search, static_prefix_search
+
+needs_triton = pytest.mark.skipif(
+    not (has_triton() and runs_triton(torch.zeros(1))),
+    reason="no triton here, or a GPU, where its kernels are not interpreted",
+)
+NO_STOPS = torch.tensor([], dtype=torch.int64)
+
+
+def random_integer(rng: torch.Generator, low: int, high: int) -> int:
+    """Return an integer from low to high, both included."""
+    return int(torch.randint(low, high + 1, (), generator=rng))
+
+
+def random_frames(rng: torch.Generator, count: int, classes: int) -> torch.Tensor:
+    """Return flat or sharp frames; in some of them many tokens tie exactly, in some many are impossible."""
+    logits_TC = (0.0, 1.0, 3.0, 8.0)[random_integer(rng, 0, 3)] * torch.randn(count, classes, generator=rng)
+    if random_integer(rng, 0, 2) == 0:
+        logits_TC = (4 * logits_TC.softmax(-1)).round().clamp(min=2**-40).log()
+    if random_integer(rng, 0, 3) == 0:
+        impossible_TC = torch.rand(count, classes, generator=rng) < 0.6
+        impossible_TC[:, random_integer(rng, 0, classes - 1)] = False
+        logits_TC = logits_TC.masked_fill(impossible_TC, -torch.inf)
+    return logits_TC.log_softmax(-1)
+
+
+def assert_same(ranked, nodes, expected):
+    assert [len(column_N) for column_N in ranked] == [nodes] * 3
+    found = drop_improbable(ranked)
+    assert not ranked[2][len(found.masses_N) :].any()
+    assert found.tokens_N.tolist() == expected.tokens_N.tolist()
+    assert found.parents_N.tolist() == expected.parents_N.tolist()
+    torch.testing.assert_close(found.masses_N, expected.masses_N, rtol=1e-12, atol=0)
+
+
+def check_random_prefix_search(seed: int) -> None:
+    """Everything that is possible at most once in ten cases; smaller ones in the rest."""
+    rng = torch.Generator().manual_seed(seed)
+    largest = (32, 64, 64) if seed % 10 == 0 else (10, 24, 16)
+    count, nodes, tokens_per_frame = (random_integer(rng, 1, most) for most in largest)
+    classes = random_integer(rng, *((2, 5), (2, 40), (40, 300))[random_integer(rng, 0, 2)])
+    log_probs_TC, blank = random_frames(rng, count, classes), random_integer(rng, 0, classes - 1)
+    stops_S = torch.randint(0, classes, (random_integer(rng, 0, 4),), generator=rng)
+    depth = random_integer(rng, 0, count + 1)
+    min_mass = (0.0, 0.0, 0.01)[random_integer(rng, 0, 2)]
+    limits = blank, nodes, tokens_per_frame
+    ranked = fused_prefix_search(log_probs_TC, *limits, stops_S, depth, min_mass)
+    assert_same(ranked, nodes, prefix_search(log_probs_TC, *limits, stops_S.tolist(), depth, min_mass))
+
+
+@needs_triton
+def test_prefix_search_by_hand():
+    example_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2).log()  # a, b, blank
+    tokens_N, parents_N, masses_N = fused_prefix_search(example_TC, 2, 3, 2, NO_STOPS, 2)
+    assert (tokens_N.tolist(), parents_N.tolist()) == ([0, 1, 1], [-1, -1, 0])
+    assert masses_N.tolist() == pytest.approx([5 / 8, 5 / 16, 1 / 8])
+    after_stop = fused_prefix_search(example_TC, 2, 6, 2, torch.tensor([0]), 2)
+    assert (after_stop[0][:3].tolist(), after_stop[1].tolist()) == ([0, 1, 0], [-1, -1, 1, -1, -1, -1])
+
+
+@needs_triton
+@pytest.mark.parametrize("first", range(0, 50, 10))
+def test_prefix_search_finds_what_the_reference_finds(first):
+    for seed in range(first, first + 10):
+        check_random_prefix_search(seed)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 2000, 100))
+def test_prefix_search_finds_it_in_many_cases(first):
+    for seed in range(first, first + 100):
+        check_random_prefix_search(seed)
+
+
+@needs_triton
+def test_equal_but_for_rounding_is_equal():
+    """a: k/60 at once, or a blank and then surely a, 1/2 in all; b: 1/2. The smaller id wins every time."""
+    for k in range(1, 30):
+        log_probs_TC = torch.tensor([[k / 60, 1 / 2, 1 / 2 - k / 60], [1, 0, 0]], dtype=torch.float64).log()
+        tokens_N, parents_N, _ = fused_prefix_search(log_probs_TC, 2, 2, 2, NO_STOPS, 2)
+        assert (tokens_N.tolist(), parents_N.tolist()) == ([0, 1], [-1, -1])
+
+
+@needs_triton
+def test_rounding_lifts_no_child_above_its_parent():
+    """Two frames are a or blank, the third b: "a b" is exactly as likely as "a", by a different sum."""
+    for k in range(1, 60):
+        first_TC = torch.tensor([[k / 61, 0, 1 - k / 61]] * 2 + [[0, 1, 0]], dtype=torch.float64).log()
+        tokens_N, parents_N, masses_N = fused_prefix_search(first_TC, 2, 3, 2, NO_STOPS, 3)
+        by_text = {(t, p): m for t, p, m in zip(tokens_N.tolist(), parents_N.tolist(), masses_N.tolist(), strict=True)}
+        a = tokens_N.tolist().index(0)
+        assert by_text[1, a] <= by_text[0, -1]
+
+
+@pytest.mark.parametrize("tokens_per_frame", [1, 8])
+def test_without_triton_the_search_by_levels_gives_as_many_nodes(monkeypatch, tokens_per_frame):
+    monkeypatch.setattr(fused_search, "has_triton", lambda: False)
+    monkeypatch.setattr(fused_search, "launch_prefix_search", None)
+    log_probs_TC = random_frames(torch.Generator().manual_seed(0), 2, 9)
+    ranked = fused_prefix_search(log_probs_TC, 3, 40, tokens_per_frame, NO_STOPS, 2, 0.01)
+    assert_same(ranked, 40, prefix_search(log_probs_TC, 3, 40, tokens_per_frame, (), 2, 0.01))
+
+
+def test_padding_of_nodes_that_are_there_launches_nothing():
+    ranked = torch.arange(2), torch.arange(2) - 1, torch.tensor([0.5, 0.25])
+    assert pad_nodes(ranked, 2, 0.0) == ranked
+    assert pad_nodes(ranked, 3, 0.3)[2].tolist() == [0.5, 0, 0]
+
+
+def test_two_launches_do_the_prefix_search(monkeypatch):
+    """A topk and one kernel, in place of the operations of the search by levels."""
+    kernels = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **options: kernels.append(grid)
+
+    monkeypatch.setattr(fused_search, "prefix_kernels", lambda: SimpleNamespace(prefix_search_kernel=Kernel()))
+    log_probs_TC = random_frames(torch.Generator().manual_seed(0), 6, 300)
+    prepared = count_launches(lambda: launch_prefix_search(log_probs_TC, 299, 63, 16, NO_STOPS, 6, 0.0))
+    assert (dict(prepared), kernels) == ({"topk": 1}, [(1,)])
+    assert count_launches(lambda: static_prefix_search(log_probs_TC, 299, 63, 16, NO_STOPS, 6)).total() > 100
+
+
+def test_what_the_kernel_cannot_rank_is_refused():
+    sure_TC = torch.zeros(2, 3).log_softmax(-1)
+    with pytest.raises(ValueError, match="blank is class 3, but the frames have classes 0 to 2"):
+        launch_prefix_search(sure_TC, 3, 4, 2, NO_STOPS, 2, 0.0)
+    with pytest.raises(ValueError, match="tokens_per_frame must be >= 1, got 0"):
+        launch_prefix_search(sure_TC, 2, 4, 0, NO_STOPS, 2, 0.0)
+    with pytest.raises(ValueError, match="3 classes or 2000000 nodes of 2 levels are more than 16777216"):
+        launch_prefix_search(sure_TC, 2, 2_000_000, 2, NO_STOPS, 2, 0.0)
