@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ctcdraft.ctc.prefix_search import (
     Prefixes,
+    RankedNodes,
     drop_improbable,
     empty_prefix_masses,
     run_products,
@@ -61,10 +62,26 @@ def conditioned_prefix_search(
 
     log_probs_TC: the unconditioned frames, the blank last. states: of the empty prefix.
     """
-    probs_TV, blank_T = log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp()
     stops_S = torch.tensor(list(stop_token_ids), dtype=torch.int64, device=log_probs_TC.device)
-    frames = Frames(log_probs_TC, probs_TV, blank_T, stops_S, topology)
-    depth = len(log_probs_TC) if depth is None else min(depth, len(log_probs_TC))
+    depth = len(log_probs_TC) if depth is None else depth
+    frames = Frames.of(log_probs_TC, stops_S, topology)
+    return drop_improbable(_search_levels(frames, states, nodes, depth, cuts_levels=log_probs_TC.is_cpu), min_mass)
+
+
+def static_conditioned_search(
+    log_probs_TC: Tensor, states: PrefixStates, nodes: int, stops_S: Tensor, depth: int, topology: Topology
+) -> RankedNodes:
+    """Do a `conditioned_prefix_search` of static shapes and without host synchronisation, for a CUDA graph."""
+    frames = Frames.of(log_probs_TC, stops_S, topology)
+    return _search_levels(frames, states, nodes, depth, cuts_levels=False)
+
+
+def _search_levels(frames: Frames, states: PrefixStates, nodes: int, depth: int, cuts_levels: bool) -> RankedNodes:
+    """Search level by level.
+
+    cuts_levels: expand only nodes whose children can still be among the best; on a GPU asking would stall every level.
+    """
+    depth = min(depth, len(frames.blank_T))
     level = Level.empty(frames, states)
     best_of_all_N = level.max_mass_K[:0]
     # Row 0 is the empty prefix; the prefixes of each level follow those of the level above.
@@ -77,17 +94,17 @@ def conditioned_prefix_search(
         parent_row, next_row = next_row, next_row + count
         if number == depth or count == 0:
             break
-        best_of_all_N = torch.cat([best_of_all_N, children.mass_R])
-        best_of_all_N = best_of_all_N.topk(min(nodes, len(best_of_all_N))).values
-        if log_probs_TC.is_cpu and len(best_of_all_N) == nodes:
-            # Expand only nodes whose children can still be among the best; on a GPU asking would stall every level.
-            expandable = int((children.mass_R > best_of_all_N[-1]).sum())
-            if expandable == 0:
-                break
-            children = children.rows(slice(expandable))
+        if cuts_levels:
+            best_of_all_N = torch.cat([best_of_all_N, children.mass_R])
+            best_of_all_N = best_of_all_N.topk(min(nodes, len(best_of_all_N))).values
+            if len(best_of_all_N) == nodes:
+                expandable = int((children.mass_R > best_of_all_N[-1]).sum())
+                if expandable == 0:
+                    break
+                children = children.rows(slice(expandable))
         level = level.expand(frames, children)
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*ranked, strict=True))
-    return drop_improbable(select_nodes(tokens_R, rows_R, mass_R, nodes), min_mass)
+    return select_nodes(tokens_R, rows_R, mass_R, nodes)
 
 
 @dataclass(frozen=True)
@@ -99,6 +116,11 @@ class Frames:
     blank_T: Tensor  # float64
     stops_S: Tensor
     topology: Topology
+
+    @classmethod
+    def of(cls, log_probs_TC: Tensor, stops_S: Tensor, topology: Topology) -> Self:
+        probs_TV, blank_T = log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp()
+        return cls(log_probs_TC, probs_TV, blank_T, stops_S, topology)
 
 
 @dataclass(frozen=True)
