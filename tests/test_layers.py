@@ -30,7 +30,7 @@ HEAVY = {
     "vllm": {"corpus/generation/vllm.py"},
     "optuna": {"training/search.py"},
     "numba": {f"{part}_kernels.py" for part in ("array", "ctc/search")},
-    "triton": {"ctc/triton_prefix.py"},
+    "triton": {f"ctc/triton_{part}.py" for part in ("conditioned", "factors", "prefix")},
     "wandb": {"training/loggers.py"},
 }
 LEVEL = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}

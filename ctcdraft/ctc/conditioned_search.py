@@ -39,6 +39,9 @@ class PrefixStates(Protocol):
         """Return the token probabilities probs_TV, the memory_R of the one prefix, and the fields of
         `conditioned_kernels.Correction`, as contiguous float32 arrays; None where that is not possible."""
 
+    def correction_weight(self) -> Tensor | None:
+        """Return out_VR of a logit correction whose memories are `memory_KR`; None without one."""
+
 
 def conditioned_prefix_search(
     log_probs_TC: Tensor,

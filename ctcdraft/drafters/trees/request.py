@@ -107,6 +107,9 @@ class ConditionedFrames:
             return None
         return self.token_probs_TV.numpy(), self.memory_KR[0].numpy(), *correction
 
+    def correction_weight(self) -> Tensor:
+        return self.correction.out.weight
+
     @cached_property
     def correction_KV(self) -> Tensor:
         return self.correction(self.memory_KR).to(self.log_probs_TC.dtype)
@@ -154,6 +157,9 @@ class UnconditionedFrames:
         return self.ones_KV, self.ones_KT
 
     def arrays(self) -> None:
+        return None
+
+    def correction_weight(self) -> None:
         return None
 
 

@@ -1,0 +1,144 @@
+"""The fused search over label-conditioned frames under Triton's interpreter against the search in PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from launches import count_launches
+from test_conditioned_search import ROOT, WIDTH, correction, texts_of
+from test_fused_search import NO_STOPS, needs_triton, random_frames, random_integer
+
+from ctcdraft.ctc import fused_conditioned
+from ctcdraft.ctc.conditioned_search import conditioned_prefix_search, static_conditioned_search
+from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
+from ctcdraft.ctc.prefix_search import drop_improbable
+from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
+from ctcdraft.drafters.trees.request import ConditionedFrames, UnconditionedFrames
+from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+
+PRECISION = 2e-5  # factors and normalisers are float32
+
+
+def states_of(log_probs_TC: torch.Tensor, kind=GRUCorrection, strength: float = 1.0) -> ConditionedFrames:
+    logit_correction = correction(kind, strength, log_probs_TC.shape[1] - 1).float().eval()
+    start_1R = logit_correction.start(torch.linspace(-1, 1, WIDTH)[None], ROOT[None])
+    return ConditionedFrames.empty(log_probs_TC, logit_correction, start_1R)
+
+
+def assert_same_but_for_ties(ranked, nodes, expected, least=0.0):
+    """Prefixes that all but tie with the last one, or with the smallest mass allowed, may be others."""
+    assert [len(column_N) for column_N in ranked] == [nodes] * 3
+    found = drop_improbable(ranked)
+    masses = [dict(zip(texts_of(each), each.masses_N.tolist(), strict=True)) for each in (found, expected)]
+    if least == 0:
+        assert len(masses[0]) == len(masses[1])
+    least = max([least, *([min(masses[1].values())] if len(masses[1]) == nodes else [])]) * (1 + 2 * PRECISION)
+    sure = [{text: mass for text, mass in each.items() if mass > least} for each in masses]
+    assert sure[0] == pytest.approx(sure[1], rel=PRECISION)
+    assert found.masses_N.tolist() == pytest.approx(sorted(found.masses_N.tolist(), reverse=True), rel=3e-9)
+    assert found.masses_N.tolist()[: len(sure[0])] == pytest.approx(
+        [*masses[1].values()][: len(sure[0])], rel=PRECISION
+    )
+
+
+@torch.no_grad()
+def check_random_search(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    most = (16, 40) if seed % 25 == 0 else (5, 8)
+    count, nodes = (random_integer(rng, 1, each) for each in most)
+    vocabulary = random_integer(rng, *((2, 5), (5, 60), (60, 300))[random_integer(rng, 0, 2)])
+    log_probs_TC = random_frames(rng, count, vocabulary + 1)
+    kind = (MarkovCorrection, GRUCorrection)[random_integer(rng, 0, 1)]
+    states = states_of(log_probs_TC, kind, (0.0, 1.0, 3.0)[random_integer(rng, 0, 2)])
+    stops_S = torch.randint(0, vocabulary, (random_integer(rng, 0, 3),), generator=rng)
+    depth = random_integer(rng, 0, min(count, 6) + 1)
+    topology = (CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY)[random_integer(rng, 0, 1)]
+    min_mass = (0.0, 0.0, 0.01)[random_integer(rng, 0, 2)]
+    ranked = fused_conditioned_search(log_probs_TC, states, nodes, stops_S, depth, topology, min_mass)
+    expected = conditioned_prefix_search(log_probs_TC, states, nodes, stops_S.tolist(), depth, topology, min_mass)
+    assert_same_but_for_ties(ranked, nodes, expected, min_mass)
+
+
+@needs_triton
+@pytest.mark.parametrize("first", range(0, 50, 10))
+def test_what_the_reference_finds(first):
+    for seed in range(first, first + 10):
+        check_random_search(seed)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 2000, 100))
+def test_what_the_reference_finds_in_many_cases(first):
+    for seed in range(first, first + 100):
+        check_random_search(seed)
+
+
+@needs_triton
+@torch.no_grad()
+def test_uncorrected_frames_by_hand():
+    example_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2).log()  # a, b, blank
+    states = states_of(example_TC, strength=0.0)
+    tokens_N, parents_N, masses_N = fused_conditioned_search(example_TC, states, 3, NO_STOPS, 2)
+    assert (tokens_N.tolist(), parents_N.tolist()) == ([0, 1, 1], [-1, -1, 0])
+    assert masses_N.tolist() == pytest.approx([5 / 8, 5 / 16, 1 / 8])
+
+
+@needs_triton
+@torch.no_grad()
+def test_memory_and_weights_are_read_whatever_their_layout_and_precision():
+    log_probs_TC = random_frames(torch.Generator().manual_seed(1), 4, 90)
+    states = states_of(log_probs_TC, MarkovCorrection)
+    expected = fused_conditioned_search(log_probs_TC, states, 9, NO_STOPS, 4)
+    states.correction.out.weight.data = states.correction.out.weight.T.contiguous().T
+    for same, column_N in zip(fused_conditioned_search(log_probs_TC, states, 9, NO_STOPS, 4), expected, strict=True):
+        assert torch.equal(same, column_N)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@torch.no_grad()
+def test_fixed_shapes_find_what_the_search_that_cuts_levels_finds(seed, monkeypatch):
+    monkeypatch.setattr(fused_conditioned, "runs_triton", lambda tensor: False)
+    log_probs_TC = random_frames(torch.Generator().manual_seed(seed), 1 + seed, 40)
+    states = states_of(log_probs_TC, (MarkovCorrection, GRUCorrection)[seed % 2])
+    for topology in (CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY):
+        ranked = fused_conditioned_search(log_probs_TC, states, 9, torch.tensor([3]), 5, topology)
+        assert_same_but_for_ties(ranked, 9, conditioned_prefix_search(log_probs_TC, states, 9, (3,), 5, topology))
+    plain = UnconditionedFrames.empty(log_probs_TC)
+    ranked = fused_conditioned_search(log_probs_TC, plain, 9, NO_STOPS, 5, TRANSDUCER_TOPOLOGY)
+    expected = conditioned_prefix_search(log_probs_TC, plain, 9, (), 5, TRANSDUCER_TOPOLOGY)
+    assert_same_but_for_ties(ranked, 9, expected)
+
+
+@dataclass
+class CountedKernels:
+    launched: int = 0
+
+    def __getattr__(self, name: str):
+        return self
+
+    def __getitem__(self, grid):
+        self.launched += 1
+        return lambda *args, **options: None
+
+
+@torch.no_grad()
+def test_six_launches_a_level_but_for_the_correction(monkeypatch):
+    """Six levels: five kernels and a topk each, the parents' rows of all but the first two, and the final selection."""
+    log_probs_TC = random_frames(torch.Generator().manual_seed(0), 6, 300)
+    states, arguments = states_of(log_probs_TC), (63, NO_STOPS, 6, CTC_TOPOLOGY)
+    by_levels = count_launches(lambda: static_conditioned_search(log_probs_TC, states, *arguments))
+    assert by_levels.total() > 250
+
+    kernels = CountedKernels()
+    monkeypatch.setattr(fused_conditioned, "import_module", lambda name: kernels)
+    monkeypatch.setattr(fused_conditioned, "runs_triton", lambda tensor: True)
+    # Kernels that do nothing would leave arbitrary rows in what is only allocated.
+    zeros = {dtype: torch.zeros(1, dtype=dtype) for dtype in (torch.int64, torch.float64)}
+    monkeypatch.setattr(fused_conditioned, "new_scratch", lambda _, dtype: lambda *shape: zeros[dtype].expand(shape))
+    monkeypatch.setattr(ConditionedFrames, "extend", lambda self, tokens_K, rows_K: self)
+    prepared = count_launches(lambda: fused_conditioned_search(log_probs_TC, states, *arguments))
+    assert (kernels.launched, prepared["topk"], prepared["sub"]) == (5 * 6, 6 + 1, 4)
+    assert prepared.total() <= 24 + 3  # three copies only flatten the stand-ins
