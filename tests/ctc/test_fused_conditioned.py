@@ -69,6 +69,18 @@ def test_what_the_reference_finds(first):
 
 
 @needs_triton
+@pytest.mark.parametrize("seed", range(4))
+@torch.no_grad()
+def test_texts_with_repeated_tokens(seed):
+    """Two tokens only, so that most of the texts repeat one."""
+    rng = torch.Generator().manual_seed(seed)
+    log_probs_TC = torch.randn(5, 3, generator=rng).log_softmax(-1)
+    states = states_of(log_probs_TC, (MarkovCorrection, GRUCorrection)[seed % 2], 2.0)
+    ranked = fused_conditioned_search(log_probs_TC, states, 16, NO_STOPS, 5)
+    assert_same_but_for_ties(ranked, 16, conditioned_prefix_search(log_probs_TC, states, 16, (), 5))
+
+
+@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 2000, 100))
 def test_what_the_reference_finds_in_many_cases(first):
