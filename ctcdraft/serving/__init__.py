@@ -1,0 +1,19 @@
+"""Serving of a published draft head inside vLLM: a plug-in, and a proposer of draft tokens for whole batches.
+
+vLLM schedules, reads and verifies; this package adds what a CTC head needs: the hidden states of the target model, the
+head's keys and values in vLLM's KV cache, and a batched search for the most probable chain of draft tokens.
+docs/serving.md tells how to install and use it. Only vllm_runner.py and cpu_sampling.py import vllm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    # Every process of vLLM imports this package for the entry point, and most of them need nothing else of it.
+    if name == "CTCProposer":
+        from ctcdraft.serving.proposer import CTCProposer
+
+        return CTCProposer
+    raise AttributeError(f"module {__name__} has no attribute {name}")

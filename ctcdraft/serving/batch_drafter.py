@@ -1,0 +1,109 @@
+"""Drafts of a whole batch by one head: hidden states come in, keys and values are stored, chains come out.
+
+New hidden states are kept aside until the next draft, whose keys and values are then computed in one product: while
+nothing is drafted, recording costs a copy per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ctcdraft.serving.chains import Chains
+from ctcdraft.serving.served_head import ServedHead
+from ctcdraft.serving.slots import SlotCache, read_texts, write_text
+
+MAX_PENDING = 4096  # tokens whose hidden states are kept aside
+LOGIT_BYTES = 2**28  # of logits at a time; the search holds about four tensors of their size
+
+
+@dataclass(frozen=True)
+class DraftBatch:
+    """The requests of one step that get a draft."""
+
+    rows_Q: Tensor  # of the anchors among the hidden states recorded last
+    anchors_Q: Tensor  # position ids of the anchors
+    roots_Q: Tensor
+    table_QM: Tensor  # ids of the blocks that hold each request's text
+    length: int  # of the longest text up to its anchor
+
+    def split(self, size: int) -> Sequence[DraftBatch]:
+        columns = (self.rows_Q, self.anchors_Q, self.roots_Q, self.table_QM)
+        return [DraftBatch(*part, self.length) for part in zip(*(c.split(size) for c in columns), strict=True)]
+
+
+class BatchDrafter:
+    """A head and its caches. `caches`: one per block of the head that keeps keys and values of the text."""
+
+    def __init__(self, head: ServedHead) -> None:
+        self.head = head
+        self.caches: list[SlotCache] = []
+        self.pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.pending_tokens = 0
+        device = head.drafter.head.blank_D.device
+        self.stops_S = torch.tensor(head.drafter.stops, dtype=torch.int64, device=device)
+        if hasattr(head.drafter.body, "rotary"):
+            head.drafter.body.rotary.tables(device)  # allocated now, before the engine measures its memory
+        classes = head.drafter.head.blank + 1
+        self.requests_at_once = max(1, LOGIT_BYTES // (4 * classes * head.drafter.frames))
+
+    def bind(self, caches: Sequence[Tensor]) -> None:
+        self.caches = [SlotCache(cache) for cache in caches]
+
+    def record(self, layers: Sequence[Tensor], positions_L: Tensor, slots_L: Tensor) -> None:
+        """Take the hidden states [L, D] of new tokens, of the last layer and of the auxiliary ones in ascending order.
+
+        slots_L: negative for padding, which is written to slot 0, that of a block no request has.
+        """
+        states_LE = torch.cat([layers[number] for number in self.head.layer_order], dim=-1)
+        self.pending.append((states_LE, positions_L.clone(), slots_L.clamp(min=0)))
+        self.pending_tokens += len(states_LE)
+        if self.pending_tokens > MAX_PENDING:
+            self.store()
+
+    def store(self) -> Tensor:
+        """Store keys and values of all pending tokens; return the last step's hidden states_LE as the head reads them.
+
+        Without auxiliary layers of its own in each block, E = D.
+        """
+        newest = len(self.pending[-1][0])
+        states_1LE = self.head.drafter.input_states(torch.cat([states for states, _, _ in self.pending])[None])
+        if self.caches:
+            positions_1L = torch.cat([positions for _, positions, _ in self.pending])[None]
+            text = self.head.drafter.body.text_keys_values(states_1LE, positions_1L)
+            start = 0
+            # Step by step: the slot of a rejected draft token is written again in the step after it.
+            for _, positions_L, slots_L in self.pending:
+                end = start + len(positions_L)
+                write_text(
+                    self.caches, slots_L, [(keys[:, :, start:end], values[:, :, start:end]) for keys, values in text]
+                )
+                start = end
+        self.pending, self.pending_tokens = [], 0
+        return states_1LE[0, -newest:]
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch, depth: int) -> Chains:
+        """Return the most probable chains of a batch, on its device."""
+        states_LE = self.store()
+        parts = [self.draft_part(part, states_LE, depth) for part in batch.split(self.requests_at_once)]
+        tokens_QK, probs_QK = (torch.cat(column) for column in zip(*parts, strict=True))
+        return tokens_QK, probs_QK
+
+    def draft_part(self, batch: DraftBatch, states_LE: Tensor, depth: int) -> Chains:
+        drafter = self.head.drafter
+        anchor_Q1D = states_LE[batch.rows_Q, None, : drafter.width]
+        places_L = torch.arange(batch.length, device=states_LE.device)
+        states_Q1TD = drafter.body(
+            anchor_BAD=anchor_Q1D,
+            root_BAD=drafter.embedding(batch.roots_Q[:, None]).to(drafter.dtype),
+            anchors_BA=batch.anchors_Q[:, None],
+            text=read_texts(self.caches, batch.table_QM, batch.length),
+            visible_BAL=(places_L <= batch.anchors_Q[:, None])[:, None],
+        )
+        emissions = drafter.emissions(states_Q1TD, anchor_Q1D, batch.roots_Q[:, None])
+        start_QR = None if emissions.start_BAR is None else emissions.start_BAR[:, 0]
+        return self.head.search(emissions.logits()[:, 0], depth, self.stops_S, drafter.correction, start_QR)
