@@ -31,8 +31,9 @@ class DraftBatch:
     length: int  # of the longest text up to its anchor
 
     def split(self, size: int) -> Sequence[DraftBatch]:
-        columns = (self.rows_Q, self.anchors_Q, self.roots_Q, self.table_QM)
-        return [DraftBatch(*part, self.length) for part in zip(*(c.split(size) for c in columns), strict=True)]
+        columns = (column.split(size) for column in (self.rows_Q, self.anchors_Q, self.roots_Q, self.table_QM))
+        parts = zip(*columns, strict=True)
+        return [DraftBatch(rows, anchors, roots, table, self.length) for rows, anchors, roots, table in parts]
 
 
 class BatchDrafter:

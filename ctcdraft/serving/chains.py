@@ -21,7 +21,7 @@ from ctcdraft.ctc.conditioned_search import continue_prefixes
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
 from ctcdraft.drafters.trees.request import LOGIT_RANGE
 
-# Tokens and the probability of every prefix, both [Q, K]; the probability is 0 from the first token that is not drafted.
+# Tokens_QK and the probability of every prefix, probs_QK: 0 from the first token that is not drafted.
 Chains = tuple[Tensor, Tensor]
 # logits_QTC, K, stops_S, the logit correction or None, its memory_QR at the roots
 ChainSearch = Callable[[Tensor, int, Tensor, Any, Any], Chains]
@@ -92,7 +92,8 @@ def alignment_chains(topology: Topology) -> ChainSearch:
 
 def frame_chains(logits_QTC: Tensor, depth: int, stops_S: Tensor, correction: Any, memory_QR: Any) -> Chains:
     """Return the chains of frames of which frame k is draft token k (Medusa, blockwise); the blank is left out."""
-    tokens, log_probs = [], []
+    tokens: list[Tensor] = []
+    log_probs: list[Tensor] = []
     for number in range(min(depth, logits_QTC.shape[1])):
         logits_QV = logits_QTC[:, number, :-1].float()
         if correction is not None:

@@ -79,7 +79,7 @@ def load_served_head(
     layers, dtype = values["fingerprint"]["taps"], torch.float32 if head_VD is None else head_VD.dtype
     base = build_meta_base(model, str(dtype).removeprefix("torch."), revision=revision, aux_layers=layers)
     base.weights_hash = checkpoint_hash(base, model, revision)
-    compared = MATCHING_FIELDS
+    compared: tuple[str, ...] = MATCHING_FIELDS
     if not base.weights_hash:
         warn(f"the weights of {model} are not stored as transformers names them; the head's base is not compared")
         compared = tuple(field for field in MATCHING_FIELDS if field != "weights")
@@ -91,7 +91,7 @@ def load_served_head(
                     f"needs {base.vocabulary} rows; serve a checkpoint whose {name} is not quantised"
                 )
         share_weights(base, embedding_VD[: base.vocabulary].detach(), head_VD[: base.vocabulary].detach())
-    drafter = load_published_drafter(folder, values, base, compared)
+    drafter: Any = load_published_drafter(folder, values, base, compared)
     interprets_as = getattr(drafter.frame_tree, "interprets_as", None)
     if interprets_as not in CHAIN_SEARCHES:
         raise InputError(
