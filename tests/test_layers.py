@@ -21,13 +21,13 @@ LAYERS = (  # lowest first; folders of one layer do not import each other
     ("planning", "report"),
     ("model_card",),
     ("config",),
-    ("hub",),
+    ("hub", "serving"),
     ("published",),
 )
 HEAVY = {
     "deepspeed": {"models/deepspeed.py"},
     "accelerate": {"models/device_map.py"},
-    "vllm": {"corpus/generation/vllm.py"},
+    "vllm": {"corpus/generation/vllm.py", "serving/vllm_runner.py", "serving/cpu_sampling.py"},
     "optuna": {"training/search.py"},
     "numba": {f"{part}_kernels.py" for part in ("array", "ctc/search")},
     "triton": {f"ctc/triton_{part}.py" for part in ("conditioned", "factors", "prefix")},

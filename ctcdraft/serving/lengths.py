@@ -24,8 +24,8 @@ from ctcdraft.drafters.tree_policy import AcceptanceModel
 
 DECAY = 0.95  # of measured times, per step: about the latest twenty count
 FIRST_PLAIN, FIRST_DRAFTED = 4, 8  # steps of each kind that are measured before anything is decided
-DRAFTED_TRIAL, PLAIN_TRIAL = 6, 2  # steps for which the losing side is tried again
-LEAST_WAIT, MOST_WAIT = 64, 1024  # steps between two trials
+DRAFTED_TRIAL, PLAIN_TRIAL = 3, 2  # steps for which the losing side is tried again
+LEAST_WAIT, MOST_WAIT = 64, 4096  # steps between two trials
 MAX_OUTLIER = 4.0  # a step that takes so many times the usual was interrupted
 MAX_REQUESTS_KNOWN = 4096
 
@@ -98,7 +98,7 @@ class Regime:
         if self.drafting == pays:  # the winner's turn is over: try the other side
             self.drafting, self.left = not pays, PLAIN_TRIAL if pays else DRAFTED_TRIAL
         else:
-            self.wait = LEAST_WAIT if pays else min(2 * self.wait, MOST_WAIT)
+            self.wait = LEAST_WAIT if pays else min(4 * self.wait, MOST_WAIT)
             self.drafting, self.left = pays, self.wait
 
     def measured_lengths(self, chances_QK: np.ndarray, requests: int) -> np.ndarray:

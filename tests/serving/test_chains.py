@@ -1,0 +1,99 @@
+"""Batched chains against the prefix searches, whose best children they follow."""
+
+import pytest
+import torch
+from tiny_models import random_base
+
+from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
+from ctcdraft.ctc.prefix_search import prefix_search
+from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
+from ctcdraft.drafters.trees.request import ConditionedFrames, UnconditionedFrames
+from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+from ctcdraft.serving.chains import CHAIN_SEARCHES
+
+REQUESTS, FRAMES, DEPTH, STOP = 12, 5, 4, 3
+STOPS_S = torch.tensor([STOP])
+
+
+def best_path(prefixes):
+    """Return tokens and masses along the most probable child of the most probable child, and so on."""
+    tokens, masses, at = [], [], -1
+    parents = prefixes.parents_N.tolist()
+    while at in parents:
+        at = parents.index(at)  # nodes are in order of their masses
+        tokens.append(int(prefixes.tokens_N[at]))
+        masses.append(float(prefixes.masses_N[at]))
+    return tokens, masses
+
+
+def frames(vocabulary, seed=0):
+    logits_QTC = 2 * torch.randn(REQUESTS, FRAMES, vocabulary + 1, generator=torch.Generator().manual_seed(seed))
+    logits_QTC[:, 1:, :6] += logits_QTC[:, :1, :6]  # frames that repeat each other's tokens, the stop among them
+    return logits_QTC
+
+
+def assert_same(chains, number, path):
+    tokens, masses = path
+    assert tokens == chains[0][number, : len(tokens)].tolist()
+    assert chains[1][number, : len(tokens)].tolist() == pytest.approx(masses, rel=1e-4)
+    assert chains[1][number, len(tokens) :].tolist() == [0.0] * (DEPTH - len(tokens))
+
+
+@torch.inference_mode()
+def test_chains_of_ctc_frames_are_the_best_path_of_the_prefix_search():
+    logits_QTC = frames(6)
+    chains = CHAIN_SEARCHES["alignments"](logits_QTC, DEPTH, STOPS_S, None, None)
+    stopped = 0
+    for number, log_probs_TC in enumerate(logits_QTC.log_softmax(-1)):
+        path = best_path(prefix_search(log_probs_TC, 6, 4000, 6, [STOP], DEPTH))
+        assert_same(chains, number, path)
+        stopped += len(path[0]) < DEPTH
+    assert 0 < stopped < REQUESTS
+    repeats = chains[0][:, 1:] == chains[0][:, :-1]
+    assert repeats.any()
+
+
+@pytest.mark.parametrize("topology", [CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY])
+@pytest.mark.parametrize("correction", [GRUCorrection, MarkovCorrection, None])
+@torch.inference_mode()
+def test_chains_of_conditioned_frames_are_the_best_path_of_their_search(topology, correction):
+    base, memory_QR = random_base(), None
+    torch.manual_seed(1)
+    if correction is not None:
+        correction = correction(base.embedding, rank=8, epsilon=1e-6).eval()
+        torch.nn.init.normal_(correction.out.weight, std=2.0)
+        roots_Q = torch.arange(REQUESTS)
+        memory_QR = correction.start(torch.randn(REQUESTS, base.width), roots_Q)
+    logits_QTC = frames(base.vocabulary, seed=1)
+    name = "alignments" if topology is CTC_TOPOLOGY else "transductions"
+    chains = CHAIN_SEARCHES[name](logits_QTC, DEPTH, STOPS_S, correction, memory_QR)
+    for number, log_probs_TC in enumerate(logits_QTC.log_softmax(-1)):
+        if correction is None:
+            states = UnconditionedFrames.empty(log_probs_TC)
+        else:
+            states = ConditionedFrames.empty(log_probs_TC, correction, memory_QR[number : number + 1])
+        # Of so many nodes that the path is complete: none of them is cut.
+        found = conditioned_prefix_search(log_probs_TC, states, 3000, [STOP], DEPTH, topology)
+        tokens, masses = best_path(found)
+        assert tokens[:2] == chains[0][number, : len(tokens)].tolist()[:2]
+        shared = len(tokens)
+        assert tokens == chains[0][number, :shared].tolist()
+        assert chains[1][number, :shared].tolist() == pytest.approx(masses, rel=1e-3)
+
+
+def test_chains_of_frames_that_are_tokens_leave_out_the_blank():
+    logits_QTC = torch.tensor([[[2.0, 1.0, 0.0, -9.0, 5.0], [0.0, 0.0, 3.0, -9.0, 9.0]]])
+    tokens_QK, probs_QK = CHAIN_SEARCHES["tokens"](logits_QTC, 3, STOPS_S, None, None)
+    assert tokens_QK.tolist() == [[0, 2]]
+    first = logits_QTC[0, 0, :4].softmax(-1)[0]
+    assert probs_QK[0].tolist() == pytest.approx([float(first), float(first * logits_QTC[0, 1, :4].softmax(-1)[2])])
+
+
+def test_nothing_is_drafted_below_a_stop_token():
+    logits_QTC = torch.full((1, 3, 6), -9.0)
+    logits_QTC[0, 0, STOP] = logits_QTC[0, 1, 1] = logits_QTC[0, 2, 2] = 9.0
+    for search in CHAIN_SEARCHES.values():
+        tokens_QK, probs_QK = search(logits_QTC, 3, STOPS_S, None, None)
+        assert tokens_QK[0, 0] == STOP
+        assert probs_QK[0, 0] > 0.9
+        assert probs_QK[0, 1:].tolist() == [0.0, 0.0]

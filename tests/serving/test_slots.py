@@ -1,0 +1,146 @@
+"""Keys and values at the slots of a paged cache: frames equal those of a draft with a cache of its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ctcdraft.config.published_head import load_published_drafter, read_head_config
+from ctcdraft.drafters.tree_policy import AcceptanceModel
+from ctcdraft.models.loading import load_base
+from ctcdraft.nn.heads import Emissions
+from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch
+from ctcdraft.serving.served_head import ServedHead
+from ctcdraft.serving.slots import SlotCache
+
+TINY = Path(__file__).parents[2] / "data" / "tiny"
+SLOTS, BLOCKS = 4, 40  # slots of a block, blocks
+
+
+@pytest.fixture(scope="module")
+def head():
+    values = read_head_config(TINY / "head")
+    base = load_base(str(TINY / "base"), "float32", "cpu", name="tiny", aux_layers=["last", 4, 11])
+    drafter = load_published_drafter(TINY / "head", values, base)
+
+    def frames(logits_QTC, depth, stops_S, correction, memory_QR):
+        return logits_QTC.flatten(1), memory_QR  # what a search would get
+
+    return ServedHead(drafter, frames, AcceptanceModel(), [0, 1, 2], 2048)
+
+
+def frames_alone(head, states_LE, root):
+    """Return frames and memory at the last state of a text."""
+    drafter = head.drafter
+    text = drafter.body.text_keys_values(drafter.input_states(states_LE[None]), torch.arange(len(states_LE))[None])
+    states_1LD = drafter.input_states(states_LE[None])
+    anchor_11D = states_1LD[:, -1:, : drafter.width]
+    root_11 = torch.tensor([[root]])
+    states = drafter.body(
+        anchor_BAD=anchor_11D,
+        root_BAD=drafter.embedding(root_11),
+        anchors_BA=torch.tensor([[len(states_LE) - 1]]),
+        text=text,
+        visible_BAL=None,
+    )
+    emissions: Emissions = drafter.emissions(states, anchor_11D, root_11)
+    return emissions.logits()[0, 0].flatten(), emissions.start_BAR[0, 0]
+
+
+class Request:
+    """A text whose states are known, a part of which was read."""
+
+    def __init__(self, states_LE, blocks):
+        self.states_LE, self.blocks, self.read = states_LE, blocks, 0
+
+    def slots(self, start, end):
+        return torch.tensor([self.blocks[p // SLOTS] * SLOTS + p % SLOTS for p in range(start, end)])
+
+
+@torch.inference_mode()
+def test_frames_equal_those_of_a_draft_on_random_schedules(head):
+    rng = torch.Generator().manual_seed(3)
+
+    def random(low, high):
+        return int(torch.randint(low, high, (), generator=rng))
+
+    drafter, columns = BatchDrafter(head), 3 * head.drafter.width
+    shape = head.drafter.body.shape
+    caches = [torch.zeros(BLOCKS, shape.kv_heads, SLOTS, 2 * shape.head_width) for _ in range(head.blocks)]
+    drafter.bind(caches)
+    free = torch.randperm(BLOCKS - 3, generator=rng).add(3).tolist()
+    prefix_LE = torch.randn(2 * SLOTS, columns, generator=rng)
+    shared = [1, 2]  # block 0 belongs to no request
+    requests = []
+    for _ in range(4):
+        own_LE = torch.randn(24, columns, generator=rng)
+        requests.append(Request(torch.cat([prefix_LE, own_LE]), [*shared, *(free.pop() for _ in range(6))]))
+    for later in requests[1:]:
+        later.read = len(prefix_LE)  # found in the prefix cache, written by the first request
+    checked = 0
+    for step in range(12):
+        order = torch.randperm(len(requests), generator=rng).tolist()
+        if step == 0:
+            order = [0]
+        layers, positions, slots, asked = [], [], [], []
+        for number in order:
+            request = requests[number]
+            kept = random(1, 4) if step else len(prefix_LE) + 1
+            end = min(request.read + kept, len(request.states_LE))
+            rejected = min(random(0, 3), len(request.states_LE) - end)  # read too, and overwritten in a later step
+            if end == request.read:
+                continue
+            junk_LE = torch.randn(rejected, columns, generator=rng)
+            start = sum(map(len, layers))
+            layers.append(torch.cat([request.states_LE[request.read : end], junk_LE]))
+            positions.append(torch.arange(request.read, end + rejected))
+            slots.append(request.slots(request.read, end + rejected))
+            asked.append((number, start + end - request.read - 1, end - 1, random(5, 4000)))
+            request.read = end
+        layers.append(torch.randn(2, columns, generator=rng))  # padding of a CUDA graph
+        positions.append(torch.zeros(2, dtype=torch.int64))
+        slots.append(torch.full((2,), -1))
+        drafter.record(torch.cat(layers).chunk(3, dim=-1), torch.cat(positions), torch.cat(slots))
+        if step % 3 == 1 or len(asked) < 2:  # nothing is drafted: states wait
+            continue
+        rows, anchors, roots = (torch.tensor([one[k] for one in asked]) for k in (1, 2, 3))
+        table_QM = torch.tensor([requests[one[0]].blocks for one in asked])
+        logits_QX, memory_QR = drafter.draft(DraftBatch(rows, anchors, roots, table_QM, int(anchors.max()) + 1), 5)
+        for row, (number, _, anchor, root) in enumerate(asked):
+            expected_X, expected_R = frames_alone(head, requests[number].states_LE[: anchor + 1], root)
+            torch.testing.assert_close(logits_QX[row], expected_X, atol=1e-4, rtol=1e-5)
+            torch.testing.assert_close(memory_QR[row], expected_R, atol=1e-5, rtol=1e-5)
+            checked += 1
+    assert checked > 15
+
+
+@torch.inference_mode()
+def test_a_batch_in_parts_gives_the_same_chains(head):
+    drafter = BatchDrafter(replace(head, search=lambda logits_QTC, *_: (logits_QTC.flatten(1), logits_QTC[:, 0])))
+    shape = head.drafter.body.shape
+    drafter.bind([torch.zeros(8, shape.kv_heads, SLOTS, 2 * shape.head_width) for _ in range(head.blocks)])
+    states_LE, results = torch.randn(5, 3 * head.drafter.width), []
+    table_QM, ids = torch.tensor([[1, 2]] * 3), torch.tensor([4, 3, 2])
+    for size in (8, 2):
+        drafter.requests_at_once = size
+        drafter.record(states_LE.chunk(3, dim=-1), torch.arange(5), torch.arange(4, 9))
+        results.append(drafter.draft(DraftBatch(ids, ids, ids + 100, table_QM, 5), 5)[0])
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
+def test_rows_are_found_in_every_memory_layout(order):
+    """Heads before slots, slots before heads, and heads before blocks."""
+    sizes = [(5, 2, SLOTS, 6)[axis] for axis in order]
+    cache = torch.zeros(sizes).permute(*(order.index(axis) for axis in range(4)))
+    assert cache.shape == (5, 2, SLOTS, 6)
+    one, slots_L = SlotCache(cache), torch.tensor([7, 19, 12])
+    keys, values = torch.randn(2, 3, 3), torch.randn(2, 3, 3)
+    one.write(slots_L, (keys, values))
+    for index, slot in enumerate(slots_L.tolist()):
+        row = torch.cat([keys[:, index], values[:, index]], dim=-1)
+        assert torch.equal(cache[slot // SLOTS, :, slot % SLOTS], row)
+    read_keys, read_values = one.read(one.row_ids(slots_L[None]))
+    assert torch.equal(read_keys[0], keys)
+    assert torch.equal(read_values[0], values)
