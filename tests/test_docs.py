@@ -85,7 +85,7 @@ def hydra_configs():
 def check_python(arguments: list[str]) -> None:
     """Raise where `python WORDS` names no module or file, or overrides that do not compose."""
     if arguments[0] == "-m":
-        if arguments[1] != "venv":
+        if arguments[1] != "venv" and not arguments[1].startswith("vllm."):  # has an environment of its own
             assert find_spec(arguments[1]) is not None, arguments[1]
         return
     script, rest = arguments[0], [argument for argument in arguments[1:] if argument not in ("-m", "--cfg", "job")]
