@@ -155,15 +155,19 @@ class ChainDrafter:
 
 def test_as_many_draft_tokens_are_accepted_as_in_our_own_loop(base, prompts, served):
     drafter = ChainDrafter(load_published_drafter(TINY / "head", read_head_config(TINY / "head"), base))
-    settings = DecodingSettings(MAX_TOKENS, 64, 0.0, 0, 1.0, match, True)
+    # vLLM drafts and counts beyond the last token of an answer that is cut off.
+    settings = DecodingSettings(MAX_TOKENS + DRAFT_TOKENS + 1, 64, 0.0, 0, 1.0, match, True)
     drafts = accepted = 0
     for prompt in prompts:
         result = generate(base, drafter, torch.tensor(prompt), settings, base.stop_token_ids, 0)
-        sizes = [step.committed for step in result.passes]
-        drafts, accepted = drafts + len(sizes), accepted + sum(sizes) - len(sizes)
+        produced = len(result.tokens) - sum(step.committed for step in result.passes)
+        for step in result.passes:
+            if produced < MAX_TOKENS:
+                drafts, accepted = drafts + 1, accepted + step.accepted
+            produced += step.committed
     their_drafts, their_accepted = served["answers"]["counts"]
     assert their_accepted == pytest.approx(accepted, rel=0.01)
-    assert their_drafts == pytest.approx(drafts, rel=0.02)
+    assert their_drafts == pytest.approx(drafts, rel=0.01)
 
 
 def exact_probs(base, prompt, texts, sampling):
