@@ -54,6 +54,21 @@ class BatchDrafter:
     def bind(self, caches: Sequence[Tensor]) -> None:
         self.caches = [SlotCache(cache) for cache in caches]
 
+    @torch.inference_mode()
+    def warm_up(self, depth: int, rows: int = 8) -> None:
+        """Draft for one and for two requests, so that kernels are compiled before the first request and its timing."""
+        drafter, layers = self.head.drafter, len(self.head.layer_order)
+        states_LD = torch.zeros(rows, drafter.width, dtype=drafter.dtype, device=self.stops_S.device)
+        places_L = torch.arange(rows, device=states_LD.device)
+        shape = getattr(drafter.body, "shape", None)
+        for ids_Q in (places_L[:1], places_L[:2]):
+            if shape is not None:
+                self.bind([states_LD.new_zeros(1, shape.kv_heads, rows, 2 * shape.head_width)] * self.head.blocks)
+            for _ in range(2):
+                self.record([states_LD] * layers, places_L, places_L)
+                self.draft(DraftBatch(ids_Q + 1, ids_Q + 1, ids_Q, torch.zeros_like(ids_Q)[:, None], rows), depth)
+        self.caches = []
+
     def record(self, layers: Sequence[Tensor], positions_L: Tensor, slots_L: Tensor) -> None:
         """Take the hidden states [L, D] of new tokens, of the last layer and of the auxiliary ones in ascending order.
 

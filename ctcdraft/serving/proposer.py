@@ -53,6 +53,7 @@ class CTCProposer:
         head = load_served_head(folder, values, model.model, model.revision, vllm_runner.warn, embedding_VD, head_VD)
         self.aux_layers = tuple(sorted(layer for layer in values["fingerprint"]["taps"] if layer != "last"))
         self.drafter = BatchDrafter(head)
+        self.drafter.warm_up(self.depth)
         self.lengths = DraftLengths(head.acceptance, self.options.adaptive)
         shape = head.drafter.body.shape if head.blocks else None
         self.cache_layers = vllm_runner.add_cache_layers(self.vllm_config, head.blocks, shape)

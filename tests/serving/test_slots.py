@@ -144,3 +144,10 @@ def test_rows_are_found_in_every_memory_layout(order):
     read_keys, read_values = one.read(one.row_ids(slots_L[None]))
     assert torch.equal(read_keys[0], keys)
     assert torch.equal(read_values[0], values)
+
+
+def test_warming_up_leaves_nothing_behind(head):
+    drafter = BatchDrafter(replace(head, search=lambda logits_QTC, *_: (logits_QTC.flatten(1), logits_QTC[:, 0])))
+    drafter.warm_up(5)
+    assert drafter.caches == []
+    assert drafter.pending == []
