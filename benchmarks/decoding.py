@@ -30,7 +30,7 @@ from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.decoding import loop
 from ctcdraft.decoding.loop import Context, Drafter, generate
 from ctcdraft.decoding.settings import DecodingSettings
-from ctcdraft.decoding.static_shapes import StaticShapeForward
+from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
@@ -58,21 +58,21 @@ def main() -> None:
     )
     for folder in options.bases:
         base = load_base(folder, options.dtype, options.device).for_inference()
-        reads = [None, StaticShapeForward(), StaticShapeForward(compiled=True)] if options.compiled else [None]
+        reads = [None, StaticShapes(), StaticShapes(compiled=True)] if options.compiled else [None]
         against_generate(base, reads, options)
         for base.static_shapes in reads:
             costs(base, options)
     search(options)
 
 
-def against_generate(base: BaseLM, reads: Sequence[StaticShapeForward | None], options: argparse.Namespace) -> None:
+def against_generate(base: BaseLM, reads: Sequence[StaticShapes | None], options: argparse.Namespace) -> None:
     """Print tokens/s of both, prefill included, alternating per response, so that other load on the machine affects
     both. With `reads`, also those of our loop with static shapes.
     """
     prompts, clock = asked(base, options), CLOCKS[options.clock]
     how = settings(1, options.max_new_tokens)
 
-    def ours(prompt_L: Tensor, by: StaticShapeForward | None = None) -> list[int]:
+    def ours(prompt_L: Tensor, by: StaticShapes | None = None) -> list[int]:
         base.static_shapes = by
         said = generate(base, Autoregressive(base), prompt_L, how, NEVER, 0)
         base.static_shapes = None
@@ -135,7 +135,13 @@ def costs(base: BaseLM, options: argparse.Namespace) -> None:
             for (name, nodes), times in spent.items():
                 how = settings(nodes, options.max_new_tokens)
                 times.append(
-                    reduce(add, (profile_answer(base, drafters[name], text_L, how, 0, NEVER) for text_L in prompts))
+                    reduce(
+                        add,
+                        (
+                            profile_answer(base, drafters[name], text_L, how, 0, options.max_new_tokens)
+                            for text_L in prompts
+                        ),
+                    )
                 )
     unit = lower_quartile([one.seconds_per_pass for one in spent[AUTOREGRESSIVE, 1][1:]])
     for (name, nodes), times in spent.items():

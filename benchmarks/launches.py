@@ -1,8 +1,9 @@
 """Launches, host synchronisations and bytes transferred per decoding step: `python benchmarks/launches.py --nodes 16`.
 
 Every drafter of configs/drafter with random weights on the embedded base, moved to the simulated accelerator. Counted
-are a few steps after the first ones, which read the prompt and allocate. "Beside the base's" leaves out the launches
-within the layers of the base; its lm_head is counted. No times: only an accelerator has them.
+are a few steps after the first ones, which read the prompt and allocate, as they are before they are captured: in a
+graph all launches of a step are one. "Beside the base's" leaves out the launches within the layers of the base; its
+lm_head is counted. No times: only an accelerator has them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class StepCounter:
             layers.register_forward_hook(lambda *_: self.leave(entered.pop())),
         ]
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
+
     def leave(self, launches: int) -> None:
         self.of_base += self.report.launches.total() - launches
 
@@ -68,12 +72,16 @@ def main() -> None:
         lossless=True,
     )
     with active():
-        base = load_base(TINY, "float32", str(device()), aux_layers=AUX_LAYERS)
+        base = load_base(TINY, "float32", str(device()), aux_layers=AUX_LAYERS, static_shapes=not options.exact)
         cases = drafter_cases(base, TINY)
     print("| drafter | launches beside the base's | synchronisations | transfers | bytes transferred |")
     print("|---|---|---|---|---|")
+    prompt = base.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Natalia has 4 boxes of 12 pens. How many pens has she?"}],
+        add_generation_prompt=True, return_dict=False,
+    )  # fmt: skip
     for name in options.drafters:
-        step = measure(base, cases[name], settings, options.steps)
+        step = measure(base, cases[name], torch.tensor(prompt), settings, options.steps)
         print(
             f"| {name} | {step['launches'] - step['of_base']:.0f} | {step['synchronisations']:.1f} | "
             f"{step['transfers']:.1f} | {step['bytes']:.0f} |",
@@ -81,15 +89,13 @@ def main() -> None:
         )
 
 
-def measure(base: Any, drafter: Any, settings: DecodingSettings, steps: int) -> dict[str, float]:
+def measure(
+    base: Any, drafter: Any, prompt_L: torch.Tensor, settings: DecodingSettings, steps: int
+) -> dict[str, float]:
     """Return the counts per step."""
-    prompt = base.tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Natalia has 4 boxes of 12 pens. How many pens has she?"}],
-        add_generation_prompt=True, return_dict=False,
-    )  # fmt: skip
     with count() as report:
         counter = StepCounter(drafter, report, base, first=2, last=2 + steps)
-        generate(base, counter, torch.tensor(prompt).to(device()), settings, frozenset(), 0)
+        generate(base, counter, prompt_L.to(device()), settings, frozenset(), 0, steps + 3)
     return counter.per_step()
 
 
@@ -97,6 +103,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--exact", action="store_true", help="steps of exact shapes, which cannot be captured")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--drafters", nargs="+", default=list(NAMES), choices=NAMES)
     return parser.parse_args()

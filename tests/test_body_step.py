@@ -13,6 +13,7 @@ from tiny_models import random_base
 from torch import nn
 
 from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.loop import Context
 from ctcdraft.nn import compiled_step
 from ctcdraft.nn.bodies import AttentionBody, AuxStateFusion, FeedForwardBody, ResidualBody
 from ctcdraft.nn.heads import BlankHead
@@ -22,6 +23,7 @@ from ctcdraft.nn.weight_layout import to_column_major_
 
 SHAPE = BlockConfig.of(random_base().lm.config, 64)
 FRAMES, TEXT = 5, 23
+EXACT = Context(torch.tensor([0]), torch.zeros(1, 1), 1, 1)  # of exact shapes; its tensors are not read
 ATTENTION = [
     partial(AttentionBody, root_input=root_input, causal=causal, blocks=blocks)
     for root_input, causal, blocks in product((True, False), (True, False), (1, 2))
@@ -56,7 +58,7 @@ def steps(module):
     for count in (9, 1, 3, 2):
         states_BKE = torch.randn(1, count, module.shape.state_layers * SHAPE.width, generator=generator)
         root_BAD = torch.randn(1, 1, SHAPE.width, generator=generator)
-        frames.append(module.step(states_BKE, root_BAD, memory))
+        frames.append(module.step(states_BKE, root_BAD, memory, EXACT))
     return torch.stack(frames)
 
 
@@ -114,7 +116,7 @@ def test_other_dtypes_take_tensors(change):
     module = change(inference_body(root_input=True, causal=False))
     states_BKD, memory = torch.randn(1, 3, SHAPE.width, dtype=module.slots_TD.dtype), KVCache(1, capacity=TEXT)
     for _ in range(2):
-        module.step(states_BKD, states_BKD[:, -1:], memory)
+        module.step(states_BKD, states_BKD[:, -1:], memory, EXACT)
     assert module.arrays is None
 
 
@@ -178,7 +180,7 @@ def test_steps_over_a_text_are_the_forward_over_it(body, shape):
     memory = KVCache(module.layers, capacity=TEXT) if module.layers else None
     stops, stepped, start = [9, 10, 12, 13, 17, TEXT], [], 0
     for stop in stops:
-        stepped.append(module.step(states_BLE[:, start:stop], roots_BLD[:, stop - 1 : stop], memory))
+        stepped.append(module.step(states_BLE[:, start:stop], roots_BLD[:, stop - 1 : stop], memory, EXACT))
         assert memory is None or memory.length == stop
         start = stop
     anchors_BA, positions_L = torch.tensor(stops)[None] - 1, torch.arange(TEXT)

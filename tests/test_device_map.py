@@ -100,7 +100,7 @@ def test_a_cache_over_two_devices_equals_one_cache():
     prompts = [[20, 21, 22], [30, 31], [40, 41, 42, 43]]
     arguments = (prompts, [12, 2, 7], lambda logits_BV, rows, step: logits_BV.argmax(dim=-1))
     assert generate_batch(base, *arguments) == generate_batch(spread, *arguments)
-    caches = [one.batch_cache(8) for one in (base, spread)]
+    caches = [one.new_cache(8) for one in (base, spread)]
     for one, cache in zip((base, spread), caches, strict=True):
         one.read(torch.arange(20, 30), cache)
         cache.crop(7)

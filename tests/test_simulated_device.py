@@ -8,13 +8,15 @@ from sequential_parts import saved_lm
 from tiny_models import random_base
 
 from benchmarks.drafter_cases import NAMES, drafter_cases
+from benchmarks.launches import measure
 from benchmarks.simulated.capture import capture
 from benchmarks.simulated.device import SETUP, UNSUPPORTED, active, count, device
 from benchmarks.simulated.records import assert_no_synchronisation
 from benchmarks.simulated.rules import DeviceError
 from benchmarks.simulated.stream import CaptureError
-from ctcdraft.decoding import loop
+from ctcdraft.decoding import loop, static_step
 from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.verification import match
 
 pytestmark = pytest.mark.skipif(SETUP is None, reason=UNSUPPORTED)
@@ -208,3 +210,58 @@ def test_a_tensor_left_on_the_host_is_found(worlds, monkeypatch):
     )
     with pytest.raises(DeviceError, match="cat: operands on cpu"), count():
         loop.generate(base, cases["ctc"], PROMPT.to(device()), settings(0.0), frozenset(), 1)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Let steps of fixed shapes be captured on the simulated device."""
+
+    def capture_graph(function):
+        with capture() as graph:
+            function()
+        return graph
+
+    monkeypatch.setattr(static_step, "can_capture", lambda device: True)
+    monkeypatch.setattr(static_step, "capture_graph", capture_graph)
+
+
+CAPTURED = [name for name in NAMES if name not in ("prompt_lookup", "merged", "staged")]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", CAPTURED)
+def test_captured_steps_decode_as_on_the_cpu(worlds, captures, name, temperature):
+    """The second text replays what the first has captured: a launch, a transfer, a synchronisation per step."""
+    (cpu, cpu_cases), (base, cases) = worlds
+    base.static_shapes = StaticShapes()
+    try:
+        for prompt in (PROMPT, torch.arange(40, 60)):
+            expected = loop.generate(cpu, cpu_cases[name], prompt, settings(temperature), frozenset(), 1)
+            with count() as report:
+                found = loop.generate(base, cases[name], prompt.to(device()), settings(temperature), frozenset(), 1)
+            assert base.static_shapes.capture_error is None
+            assert found.tokens == expected.tokens
+    finally:
+        base.static_shapes = None
+    # The first step is eager, and one is surplus; three transfers belong to the prompt.
+    assert sum(times for cause, times in report.launches.items() if "replay" in str(cause)) == len(found.passes)
+    assert report.totals()["synchronisations"] == len(found.passes) + 3
+
+
+# Launches of a step beside the base's layers, 16 nodes, searches in PyTorch.
+BUDGETS = {
+    "autoregressive": 14, "ctc": 444, "ctc_gru": 652, "transducer": 740, "medusa": 177, "blockwise": 163,
+    "hydra": 190, "eagle_static": 402, "eagle_dynamic": 417, "draft_model": 552, "draft_model_dynamic": 564,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_step_waits_for_its_report_alone_and_keeps_to_its_budget(worlds, name):
+    _, (base, cases) = worlds
+    base.static_shapes = StaticShapes()
+    try:
+        step = measure(base, cases[name], PROMPT, settings(0.0), steps=2)
+    finally:
+        base.static_shapes = None
+    assert step["synchronisations"] == step["transfers"] == 1
+    assert step["launches"] - step["of_base"] <= BUDGETS[name]

@@ -206,7 +206,7 @@ def select_candidates(bound_KV: Tensor, nodes: int, least: Tensor | float | None
     bound_KV: upper bounds on the children's masses. least: the smallest mass among the best `nodes` prefixes so far;
     None while there are fewer.
     """
-    if bound_KV.is_cpu and least is not None:
+    if least is not None:
         # The bounds are as exact as the frames are (float32).
         return (bound_KV > least * (1 - 1e-5)).nonzero().unbind(1)  # type: ignore[return-value]
     # One more than `nodes`: the bound of a token that repeats the last one is too large, so that it may take the place

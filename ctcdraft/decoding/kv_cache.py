@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor
+from torch.nn import functional as F
 
 ALLOCATION_STEP = 256  # rows are allocated in multiples of this, so that a growing text seldom reallocates
 
@@ -102,6 +104,23 @@ class KVCache(transformers.Cache):
         for buffer in self.buffers:
             buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
 
+    def append(self, text: int, device: torch.device, drafted: int = 0, count_1: Tensor | None = None) -> AppendedRows:
+        """Return the rows of `text` new tokens and `drafted` rows behind them that are not kept; see StaticCache."""
+        return AppendedRows(self, self.length, text, drafted, device)
+
+    def append_level(self, depth: int, seen_KR: Tensor) -> tuple[Tensor, Tensor]:
+        """Return position ids and mask_KM of the last K of R drafted rows, of which K are to be written.
+
+        The newest token of the text has depth 0. seen_KR: which drafted rows each of the K new ones sees.
+        """
+        text = self.length + len(seen_KR) - seen_KR.shape[1]
+        position_ids_K = torch.full((len(seen_KR),), text - 1 + depth, device=seen_KR.device)
+        return position_ids_K, F.pad(seen_KR, (text, 0), value=True)
+
+    def drop_levels(self, rows: int) -> None:
+        """Drop the newest rows, those of `append_level`."""
+        self.crop(self.length - rows)
+
     def crop(self, length: int) -> None:
         """Keep the first `length` rows: for drafters, which read draft tokens and drop all of them again."""
         self._rows = [length] * len(self._rows)
@@ -134,24 +153,35 @@ class KVCache(transformers.Cache):
     get_query_offset = get_seq_length
 
 
-class StaticCacheView(transformers.Cache):
-    """A cache of static shape for one forward pass: it writes to rows_N, and attention sees all rows of the buffers."""
+@dataclass(frozen=True)
+class AppendedRows:
+    """The rows that a forward pass appends to a KVCache: new text, then drafted rows that are not kept."""
 
-    # Nothing but tensors, so that one compiled graph serves texts of every length; the row numbers stay on the device.
+    cache: KVCache
+    start: int  # rows before them
+    text: int
+    drafted: int
+    device: torch.device
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], rows_N: Tensor) -> None:
-        super().__init__(layers=[])
-        self.layer_buffers = layers
-        self._rows_N = rows_N
+    @property
+    def position_ids_N(self) -> Tensor:
+        return torch.arange(self.start, self.start + self.text + self.drafted, device=self.device)
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        keys, values = self.layer_buffers[layer_idx]
-        return keys.index_copy_(2, self._rows_N, key_states), values.index_copy_(2, self._rows_N, value_states)
+    def rotation(self, rotary: Any) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines of their positions."""
+        return rotary.span(self.start, self.start + self.text + self.drafted, self.device)
 
-    def get_seq_length(self, layer_idx: int = 0) -> Any:
-        return self._rows_N[0]  # a tensor, as that of stock static caches is
+    def seen_by_text(self) -> Tensor | None:
+        """Return the mask of the new text, None: attention makes the causal one of exact shapes."""
+        return None
 
-    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
-        return self.layer_buffers[layer_idx][0].shape[2], 0
+    def seen_by_drafted(self, causal: bool) -> Tensor | None:
+        """Return the mask_RM of the drafted rows: they see all text, and each other or those up to themselves."""
+        if not causal:
+            return None
+        size = self.drafted, self.start + self.text + self.drafted
+        return torch.ones(size, dtype=torch.bool, device=self.device).tril(self.start + self.text)
+
+    def close(self) -> None:
+        """Drop the drafted rows."""
+        self.cache.crop(self.start + self.text)

@@ -15,9 +15,11 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.sampling import GumbelNoise, splitmix64_finalise, unwarped_log_probs
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, GenerationResult, LogitsProcessor
 from ctcdraft.decoding.tree import AcceptedPath, TokenTree
+from ctcdraft.decoding.verification import match
 from ctcdraft.errors import InputError
 from ctcdraft.renamed import CONTEXT_MEMBERS
 
@@ -30,8 +32,14 @@ def generate(
     settings: DecodingSettings,
     stop_token_ids: Collection[int],
     seed: int,
+    max_steps: int | None = None,
 ) -> GenerationResult:
-    """Decode one response to prompt_L (at least one token, shorter than the base's context)."""
+    """Decode one response to prompt_L (at least one token, shorter than the base's context).
+
+    max_steps: end after so many decoding steps, for measurements; None: no limit.
+    """
+    if uses_fixed_shapes(base, drafter, settings):
+        return base.static_shapes.generate(base, drafter, prompt_L, settings, stop_token_ids, seed, max_steps)
     # The verifier's random numbers are keyed by (seed, position), hence the same for every drafter; a drafter samples
     # from a stream of its own. At temperature 0 the base's distribution is one-hot and needs no noise.
     noise = GumbelNoise(seed) if settings.temperature > 0 else None
@@ -44,7 +52,7 @@ def generate(
 
     steps: list[DecodeStep] = []
     memory, sampled = None, False
-    while context.remaining_tokens > 0 and response[-1] not in stop_token_ids:
+    while context.remaining_tokens > 0 and response[-1] not in stop_token_ids and len(steps) != max_steps:
         # Draft. The root of the tree is the newest token, which the base has chosen but not read.
         tree, memory = drafter.draft(context, memory, draft_rng)
         refuse_over_budget(drafter, context.nodes, "nodes", len(tree))
@@ -86,7 +94,7 @@ def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: DecodingSettings,
     return Context(tokens_L, output.states_ND, remaining, settings.nodes, settings.process_draft_logits)
 
 
-def commit(path: AcceptedPath, nodes: int, response: list[int], stop_token_ids: Collection[int]) -> DecodeStep:
+def commit(path: CommittedTokens, nodes: int, response: list[int], stop_token_ids: Collection[int]) -> DecodeStep:
     """Append the new tokens, up to and including the first stop token, to the response; return the step's counts."""
     stops = (index for index, token in enumerate(path.tokens, start=1) if token in stop_token_ids)
     tokens = path.tokens[: next(stops, None)]
@@ -102,6 +110,17 @@ def cache_rows_needed(prompt_L: Tensor, settings: DecodingSettings) -> int:
     return len(prompt_L) + settings.max_new_tokens + settings.nodes
 
 
+def uses_fixed_shapes(base: Any, drafter: Any, settings: DecodingSettings) -> bool:
+    """Return whether decoding steps have fixed shapes. Other verifiers than `match` ask the host, or need samples."""
+    return base.static_shapes is not None and settings.verify is match and not why_not_captured(drafter)
+
+
+def why_not_captured(drafter: Any) -> str | None:
+    """Return why a drafter's steps cannot have fixed shapes; None where they can."""
+    reason = getattr(drafter, "why_not_captured", "its drafts need the host")
+    return reason() if callable(reason) else reason
+
+
 def refuse_over_budget(drafter: Drafter, limit: int, name: str, size: int) -> None:
     """Raise InputError for a tree beyond its budget: the cache and the counts are sized for its budget."""
     if size > limit:
@@ -109,6 +128,17 @@ def refuse_over_budget(drafter: Drafter, limit: int, name: str, size: int) -> No
             f"{type(drafter).__name__} drafted a tree of {name} {size} where context.{name} allows {limit}; a drafter "
             "must keep to its context"
         )
+
+
+class CommittedTokens(Protocol):
+    """The outcome of a step on the host: an AcceptedPath, or the report of a step of fixed shapes."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+    @property
+    def has_rejected_child(self) -> bool: ...
+    @property
+    def drafted(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -124,9 +154,29 @@ class Context:
     logits_processor: LogitsProcessor = unwarped_log_probs  # temperature, top-k and top-p of this decoding run
     min_path_prob: float = 0.0  # a search stops at the first node whose path is less probable under the draft
 
+    padded = False  # whether trees must have a fixed size, and rows a fixed number; see StaticContext
+    count_1 = None
+
     @property
     def root(self) -> Tensor:
         return self.tokens_L[-1]
+
+    @property
+    def root_1(self) -> Tensor:
+        return self.tokens_L[-1:]
+
+    @property
+    def new_tokens_K(self) -> Tensor:
+        """The tokens after those whose hidden states are new; the root is the last one."""
+        return self.tokens_L[len(self.tokens_L) - len(self.new_states_KD) :]
+
+    def newest(self, x_BKX: Tensor) -> Tensor:
+        """Return the row of the newest token, [B, 1, X]."""
+        return x_BKX[:, -1:]
+
+    def new_cache(self, layers: int, rows: int) -> KVCache:
+        """Return an empty cache for a drafter's memory of this text, with so many rows beyond it."""
+        return KVCache(layers, capacity=len(self.tokens_L) + self.remaining_tokens + rows)
 
     @property
     def depth(self) -> int:

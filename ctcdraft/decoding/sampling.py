@@ -48,6 +48,12 @@ class GumbelNoise:
 
     # SplitMix64 on 64-bit integers is counter-based: it gives the same bits on every device and has no state.
     seed: int
+    key_1: Tensor | None = None  # `key_of(seed)` in memory that captured steps read; None: made at every call
+
+    @staticmethod
+    def key_of(seed: int) -> int:
+        """Return the number that a seed's noise begins with."""
+        return int(splitmix64_finalise(torch.tensor(seed * 2 + 1, dtype=torch.int64, device="cpu")))
 
     def gumbel(self, positions_N: Tensor, vocabulary: int) -> Tensor:
         """Return standard Gumbel noise_NV: argmax(log p + noise) is a sample from p."""
@@ -58,7 +64,7 @@ class GumbelNoise:
 
         after: numbers of each position to skip: with V they are independent of the tokens' noise.
         """
-        key = splitmix64_finalise(torch.tensor(self.seed * 2 + 1, dtype=torch.int64, device=positions_N.device))
+        key = self.key_of(self.seed) if self.key_1 is None else self.key_1
         keys_N1 = splitmix64_finalise(positions_N.to(torch.int64) + key)[:, None]
         counters_V = torch.arange(after + 1, after + count + 1, device=positions_N.device) * SPLITMIX_INCREMENT
         bits_NV = splitmix64_finalise(keys_N1 + counters_V)

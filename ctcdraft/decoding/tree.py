@@ -10,8 +10,10 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 NO_TOKEN = -2  # among a node's samples: the draft sampled a stop
+PADDING = -1  # token of a node that only fills a tree to its fixed size: a child of the root, never accepted
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,13 @@ class TokenTree:
         return cls(tokens_N, parents_N, height=max(depths), path_probs_N=path_probs_N)
 
     @classmethod
-    def from_paths(cls, root: Tensor, paths_PK: Tensor, lengths_P: Tensor, limit: int) -> Self:
+    def from_paths(cls, root: Tensor, paths_PK: Tensor, lengths_P: Tensor, limit: int, padded: bool = False) -> Self:
         """Merge common prefixes of paths; earlier paths win when only `limit` nodes (root included) fit.
 
             root 7, paths  5 5 8    ->   7 - 5 - 5 - 8        nodes  7 5 5 8 9
                            5 9               \\- 9            parents -1 0 1 2 1
 
-        paths_PK: token ids; entries beyond lengths_P are ignored.
+        paths_PK: token ids; entries beyond lengths_P are ignored. padded: return a tree of exactly `limit` nodes.
         """
         paths, depth = paths_PK.shape
         columns_K = torch.arange(depth, device=paths_PK.device)
@@ -83,11 +85,31 @@ class TokenTree:
         new_PK = real_PK & (first_path_PK == torch.arange(paths, device=paths_PK.device)[:, None])
         # Nodes are numbered path by path, so a parent precedes its children and the first paths win.
         node_PK = new_PK.flatten().cumsum(0).reshape(paths, depth).gather(0, first_path_PK)
-        parent_PK = torch.nn.functional.pad(node_PK[:, :-1], (1, 0))
+        parent_PK = F.pad(node_PK[:, :-1], (1, 0))
         taken_PK = new_PK & (node_PK < limit)
+        if padded:
+            # By node number; paths that own no node, or none within the limit, write behind the last one.
+            place_R = torch.where(taken_PK, node_PK, limit).flatten()
+            columns = [(PADDING, masked_tokens_PK), (0, parent_PK)]
+            tokens_N, parents_N = (
+                torch.full_like(place_R[:1].expand(limit + 1), value).scatter(0, place_R, column_PK.flatten())[1:limit]
+                for value, column_PK in columns
+            )
+            return cls.padded(root, tokens_N, parents_N, tokens_N >= 0, limit, depth)
         tokens_N = torch.cat([root.reshape(1), masked_tokens_PK[taken_PK]])
         parents_N = torch.cat([torch.full_like(root.reshape(1), -1), parent_PK[taken_PK]])
         return cls(tokens_N, parents_N, height=depth)
+
+    @classmethod
+    def padded(cls, root: Tensor, tokens_R: Tensor, parents_R: Tensor, real_R: Tensor, nodes: int, height: int) -> Self:
+        """Return the tree of fixed size with the draft tokens that are real; below one that is not none may be.
+
+        parents_R: numbers of draft tokens, the first one being 1, and 0 for the root.
+        """
+        root_1, missing = root.reshape(1), nodes - 1 - len(tokens_R)
+        tokens_N = torch.cat([root_1, torch.where(real_R, tokens_R, PADDING)])
+        parents_N = torch.cat([torch.full_like(root_1, -1), torch.where(real_R, parents_R, 0)])
+        return cls(F.pad(tokens_N, (0, missing), value=PADDING), F.pad(parents_N, (0, missing)), height)
 
     @cached_property
     def ancestors_NN(self) -> Tensor:
@@ -99,8 +121,7 @@ class TokenTree:
                 seen_NN[node] |= seen_NN[parent]
             return torch.from_numpy(seen_NN)
         step_NN = torch.eye(size, device=self.tokens_N.device)
-        if size > 1:
-            step_NN[torch.arange(1, size, device=step_NN.device), self.parents_N[1:]] = 1.0
+        step_NN[1:].scatter_(1, self.parents_N[1:, None], 1.0)
         for _ in range(max(min(self.height, size - 1) - 1, 0).bit_length()):  # each squaring doubles the reach
             step_NN = (step_NN @ step_NN).clamp_(max=1.0)
         return step_NN > 0

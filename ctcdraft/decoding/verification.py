@@ -16,7 +16,8 @@ from ctcdraft.errors import check_float
 
 # (tree, the base's log-probabilities_NV after each node, noise, position of the root). Without noise the distribution
 # is one-hot: only the argmax of each row counts, and rows need not be normalised.
-Verifier = Callable[[TokenTree, Tensor, GumbelNoise | None, int], VerifyResult]
+Position = Any  # int, or a tensor [1] where only the device knows it
+Verifier = Callable[[TokenTree, Tensor, GumbelNoise | None, Position], VerifyResult]
 # (base probabilities p_NV, draft probabilities q_NV, the tokens_NK sampled after each node in order: NO_TOKEN for a
 # stop, -1 in unused slots; uniform_NK) -> (index_N of the accepted sample, -1 for none; the distribution_NV of the
 # base's token if none is accepted)
@@ -29,7 +30,7 @@ def plain_function(function: Any) -> Any:
     return function.func if is_bare else function
 
 
-def match(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int) -> VerifyResult:
+def match(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: Position) -> VerifyResult:
     """Sample the base's token at every node; descend while a child has that token; the first other is the bonus.
 
         root the          base after `the`: cat     cat is a child: accepted
@@ -44,19 +45,22 @@ def match(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root
     if len(tree) == 1:  # autoregression: the rest would cost it ten operations per step
         base_tokens_1 = sample_base_tokens(log_probs_NV, noise, root_position, tree)
         return VerifyResult(tree.depths_N, base_tokens_1.new_ones(()), base_tokens_1[0])
-    way = match_on_host if log_probs_NV.is_cpu else match_on_device
-    return way(tree, log_probs_NV, noise, root_position)
+    if log_probs_NV.is_cpu and isinstance(root_position, int):
+        return match_on_host(tree, log_probs_NV, noise, root_position)
+    return match_on_device(tree, log_probs_NV, noise, root_position)
 
 
 def match_on_device(
-    tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
+    tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: Position
 ) -> VerifyResult:
     """Do `match` for all nodes at once, without host synchronisation."""
     base_tokens_N = sample_base_tokens(log_probs_NV, noise, root_position, tree)
     agrees_N = tree.tokens_N == base_tokens_N[tree.parents_N]
-    agrees_N[0] = True  # the root is committed; its parent, -1, stood for the last node
-    last = (tree.depths_N * connected_to_root(tree, agrees_N)).argmax()
-    return VerifyResult(path_to(tree, last), tree.depths_N[last] + 1, base_tokens_N[last])
+    agrees_N[:1].fill_(True)  # the root is committed; its parent, -1, stood for the last node
+    # One element and not a scalar, for which torch would ask the device.
+    last_1 = (tree.depths_N * connected_to_root(tree, agrees_N)).argmax(dim=0, keepdim=True)
+    length_1 = tree.depths_N.gather(0, last_1) + 1
+    return VerifyResult(path_to(tree, last_1), length_1[0], base_tokens_N.gather(0, last_1)[0])
 
 
 def match_on_host(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int) -> VerifyResult:
@@ -81,20 +85,19 @@ def connected_to_root(tree: TokenTree, accepted_alone_N: Tensor) -> Tensor:
     return (tree.ancestors_NN <= accepted_alone_N).all(dim=1)  # <= of truth values is "implies"
 
 
-def sample_base_tokens(log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int, tree: TokenTree) -> Tensor:
+def sample_base_tokens(log_probs_NV: Tensor, noise: Any, root_position: Position, tree: TokenTree) -> Tensor:
     """Return the base's token_N after each node, by Gumbel-max; without noise the argmax."""
     if noise is None:
         return log_probs_NV.argmax(dim=-1)
-    # One row of noise per depth, as nodes of one depth are at one position: a row per node would cost more.
-    first = root_position + 1
-    positions_R = torch.arange(first, first + tree.height + 1, device=log_probs_NV.device)
+    # One row of noise per depth: nodes of one depth are at one position.
+    positions_R = torch.arange(1, tree.height + 2, device=log_probs_NV.device) + root_position
     gumbel_RV = noise.gumbel(positions_R, log_probs_NV.shape[-1])
     return (log_probs_NV + gumbel_RV[tree.depths_N]).argmax(dim=-1)
 
 
-def path_to(tree: TokenTree, node: Tensor) -> Tensor:
-    """Return the nodes from the root to `node` as path_K (K = height + 1), -1 in unused slots."""
-    slots_N = torch.where(tree.ancestors_NN[node], tree.depths_N, tree.height + 1)
+def path_to(tree: TokenTree, node_1: Tensor) -> Tensor:
+    """Return the nodes from the root to a node as path_K (K = height + 1), -1 in unused slots."""
+    slots_N = torch.where(tree.ancestors_NN.index_select(0, node_1)[0], tree.depths_N, tree.height + 1)
     path = torch.full((tree.height + 2,), -1, dtype=torch.int64, device=slots_N.device)
     return path.scatter_(0, slots_N, torch.arange(len(tree), device=slots_N.device))[:-1]
 
@@ -115,9 +118,7 @@ class Rejection:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", plain_function(self.rule))
 
-    def __call__(
-        self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
-    ) -> VerifyResult:
+    def __call__(self, tree: TokenTree, log_probs_NV: Tensor, noise: Any, root_position: int) -> VerifyResult:
         if noise is None or tree.draft_probs_NV is None:  # temperature 0, or a tree that was not sampled
             return match(tree, log_probs_NV, noise, root_position)
         samples_NK = sampling_order(tree)
@@ -133,7 +134,8 @@ class Rejection:
         accepted_alone_N[0] = True
         last = (tree.depths_N * connected_to_root(tree, accepted_alone_N)).argmax()
         gumbel_V = noise.gumbel(positions_N[last][None], log_probs_NV.shape[-1])[0]
-        return VerifyResult(path_to(tree, last), tree.depths_N[last] + 1, (residual_NV[last].log() + gumbel_V).argmax())
+        bonus = (residual_NV[last].log() + gumbel_V).argmax()
+        return VerifyResult(path_to(tree, last.reshape(1)), tree.depths_N[last] + 1, bonus)
 
 
 def sampling_order(tree: TokenTree) -> Tensor:
@@ -230,9 +232,7 @@ class TypicalAcceptance:
         check_float(self.epsilon, "decoding.verify.epsilon", above=0, below=1)
         check_float(self.delta, "decoding.verify.delta", above=0)
 
-    def __call__(
-        self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
-    ) -> VerifyResult:
+    def __call__(self, tree: TokenTree, log_probs_NV: Tensor, noise: Any, root_position: int) -> VerifyResult:
         if noise is None:
             return match(tree, log_probs_NV, noise, root_position)
         probs_NV = log_probs_NV.exp()
@@ -246,5 +246,5 @@ class TypicalAcceptance:
         deepest_N = accepted_N & (tree.depths_N == (tree.depths_N * accepted_N).max())
         likelihood_N = draft_log_probs_N.masked_fill(~accepted_N, 0.0) @ tree.ancestors_NN.T.to(draft_log_probs_N.dtype)
         last = likelihood_N.masked_fill(~deepest_N, -float("inf")).argmax()
-        base_tokens_N = sample_base_tokens(log_probs_NV, noise, root_position, tree)
-        return VerifyResult(path_to(tree, last), tree.depths_N[last] + 1, base_tokens_N[last])
+        bonus = sample_base_tokens(log_probs_NV, noise, root_position, tree)[last]
+        return VerifyResult(path_to(tree, last.reshape(1)), tree.depths_N[last] + 1, bonus)

@@ -14,6 +14,7 @@ class Autoregressive:
     """A tree with one node, the root."""
 
     uses_hidden_states = False
+    why_not_captured = None
 
     def __init__(self, base: BaseLM) -> None:
         pass  # every drafter is constructed with the base as first argument
@@ -22,4 +23,4 @@ class Autoregressive:
         # memory: the tree's parents_N, reused because they are the same in every step.
         if memory is None:
             memory = TokenTree.only_root(context.root).parents_N
-        return TokenTree(context.tokens_L[-1:], memory, height=0), memory
+        return TokenTree(context.root_1, memory, height=0), memory

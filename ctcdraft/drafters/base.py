@@ -26,6 +26,7 @@ class DraftHead(nn.Module):
     usable_untrained = False  # whether it can draft before training
     predicts_hidden_states = False  # whether its frames predict the base's next hidden states
     per_frame_weights = False  # whether every frame has weights of its own, which training of others does not change
+    fixed_shapes = False  # whether a draft can be a fixed sequence of operations of fixed shapes, without the host
     uses_aux_hidden_states = True  # whether it reads all layers in base.aux_layers, not the last layer alone
 
     def __init_subclass__(cls) -> None:
@@ -48,6 +49,13 @@ class DraftHead(nn.Module):
     def metrics(self, batch: Batch) -> dict[str, float]:
         """Return measures, by name, that are logged beside the loss at every validation."""
         return {}
+
+    def why_not_captured(self) -> str | None:
+        """Return why its steps cannot be captured as a CUDA graph; None where they can."""
+        for part in drafter_and_tree(self):
+            if part is not None and not getattr(part, "fixed_shapes", False):
+                return f"drafts of {type(part).__name__} need the host"
+        return None
 
     @property
     def has_draft_vocab(self) -> bool:

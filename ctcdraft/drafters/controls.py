@@ -57,6 +57,21 @@ class RandomDrafter:
         return TokenTree.from_paths(context.root, paths_PK[:, : max(depth, 1)], lengths_P, limit=context.nodes), None
 
 
+class FullTree:
+    """Trees of exactly as many nodes as allowed, four below each, to time forward passes over them."""
+
+    uses_hidden_states = False
+    why_not_captured = None
+    frames = 12  # levels of trees of any size
+
+    def draft(self, context: Context, memory: TokenTree | None, rng: torch.Generator) -> tuple[TokenTree, TokenTree]:
+        if memory is None or len(memory) != context.nodes:
+            parents = [(node - 1) // 4 - 1 for node in range(1, context.nodes)]
+            memory = TokenTree.from_lists(context.root, [0] * len(parents), parents)
+        tokens_N = torch.cat([context.root_1, memory.tokens_N[1:]])
+        return TokenTree(tokens_N, memory.parents_N, memory.height), memory
+
+
 def find_oracle(drafter: Any) -> Oracle | None:
     """Return the drafter, or the one that it wraps (adaptive tree sizes), if that is an oracle."""
     inner = getattr(drafter, "drafter", drafter)

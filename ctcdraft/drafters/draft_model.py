@@ -49,6 +49,7 @@ class DraftModel(SequentialDrafter):
     """
 
     usable_untrained = True
+    fixed_shapes = True
     uses_hidden_states = False
 
     def __init__(
@@ -58,7 +59,7 @@ class DraftModel(SequentialDrafter):
         if path is None:
             raise InputError("drafter.path= is missing; give a Hugging Face folder or hub id with the base's tokenizer")
         self.lm = load_draft_model(path, base)
-        self.vocabulary = base.vocabulary
+        self.vocabulary, self.base_context = base.vocabulary, base.context_length
         self.teacher = TokenHead(base.head)  # of the base it needs no more: distributions to distil, in training
         self.head = TokenHead(self.lm.head)
         self.initialised = f"from {self.lm.name}"
@@ -91,9 +92,15 @@ class DraftModel(SequentialDrafter):
         return TokenEmissions(states_BATD[:, :, 1:], self.teacher, own=self.head)
 
     def step_function(self, context: Context, memory: DraftModelMemory | None) -> DraftModelStepFunction:
+        if context.padded:
+            # It has read the text but for the newest tokens: draft tokens are dropped after every draft.
+            if memory is not None:
+                return DraftModelStepFunction(self, context, context.new_tokens_K, memory.cache)
+            rows = context.nodes * self.frames
+            return DraftModelStepFunction(self, context, context.tokens_L, context.new_cache(self.lm.layers, rows))
         memory = memory or self.empty_memory(context)
         memory.cache.crop(memory.common_length(context.tokens_L))
-        return DraftModelStepFunction(self, context.tokens_L, memory.cache)
+        return DraftModelStepFunction(self, context, context.tokens_L[memory.cache.length :], memory.cache)
 
     def empty_memory(self, context: Context) -> DraftModelMemory:
         rows = len(context.tokens_L) + context.remaining_tokens + context.nodes * self.frames
@@ -101,31 +108,43 @@ class DraftModel(SequentialDrafter):
 
     def draft(self, context: Context, memory: DraftModelMemory | None, rng: torch.Generator) -> Any:
         # The deepest draft token is not read, but its parent is, at a position within the model's context.
-        if len(context.tokens_L) + min(context.depth, self.frames) > self.lm.context_length + 1:
+        if not context.padded and self.exceeds_context(context):
             return TokenTree.only_root(context.root), memory
         return super().draft(context, memory, rng)
+
+    def exceeds_context(self, context: Context) -> bool:
+        return len(context.tokens_L) + min(context.depth, self.frames) > self.lm.context_length + 1
+
+    def why_not_captured(self) -> str | None:
+        if self.lm.context_length < self.base_context:
+            return "the draft model's context is shorter than the base's"
+        return super().why_not_captured()
 
 
 class DraftModelStepFunction:
     """Reads the new tokens of the text, then draft tokens level by level; `release` drops the latter from the cache."""
 
-    def __init__(self, drafter: DraftModel, tokens_L: Tensor, cache: KVCache) -> None:
+    def __init__(self, drafter: DraftModel, context: Context, new_tokens_K: Tensor, cache: KVCache) -> None:
         self.drafter = drafter
-        self.tokens_L = tokens_L
+        self.tokens_L = context.tokens_L
         self.cache = cache
-        self.logits_KV = drafter.lm.read(tokens_L[cache.length :], cache).logits_NV
-        self.levels = LevelAttention(len(tokens_L), tokens_L.device)
+        new = cache.append(len(new_tokens_K), new_tokens_K.device, count_1=context.count_1)
+        states_KD = drafter.lm.read_rows(new_tokens_K, new.position_ids_N, new.seen_by_text(), cache)
+        new.close()
+        self.logits_KV = drafter.lm.head(context.newest(states_KD[None])[0])
+        self.levels = LevelAttention(cache, new_tokens_K.device)
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
         if level := self.levels.next_level(rows_K):
             position_ids_K, seen_KM = level
-            self.logits_KV = self.drafter.lm.read_tree_level(tokens_K, position_ids_K, seen_KM, self.cache).logits_NV
+            states_KD = self.drafter.lm.read_rows(tokens_K, position_ids_K, seen_KM, self.cache)
+            self.logits_KV = self.drafter.lm.head(states_KD)
         # Models of one tokenizer may pad their lm_head to different sizes; no token has those rows.
         log_probs_KV = self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
         return F.pad(log_probs_KV, (0, self.drafter.vocabulary - log_probs_KV.shape[1]), value=-torch.inf)
 
     def release(self) -> DraftModelMemory:
-        self.cache.crop(len(self.tokens_L))
+        self.levels.drop()
         return DraftModelMemory(self.tokens_L, self.cache)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from ctcdraft.batch import Batch
@@ -37,6 +36,7 @@ class Eagle(SequentialDrafter):
     """
 
     predicts_hidden_states = True
+    fixed_shapes = True
 
     def __init__(
         self, base: BaseLM, frames: int, tree: StepTreeBuilder, noise: float = 0.0, like_base: bool = False
@@ -81,13 +81,13 @@ class Eagle(SequentialDrafter):
         # Cache row t is computed from h[t] and x[t+1]; the newest row has the root.
         if memory is None:
             # With rows for the draft tokens of a tree, which `release` drops.
-            capacity = len(context.tokens_L) + context.remaining_tokens + context.nodes * self.frames
-            memory = KVCache(layers=1, capacity=capacity)
-        start, states_BLD = memory.length, rearrange(context.new_states_KD, "k d -> 1 k d")
-        tokens_BL = context.tokens_L[None, start + 1 : start + 1 + states_BLD.shape[1]]
-        positions_L = torch.arange(start, start + states_BLD.shape[1], device=tokens_BL.device)
-        states_BLD = self.block(self.fuse_inputs(tokens_BL, states_BLD), positions_L, memory)
-        return EagleStepFunction(self, memory, states_BLD[0, -1:], LevelAttention(memory.length, tokens_BL.device))
+            memory = context.new_cache(1, context.nodes * self.frames)
+        states_BLD, tokens_BL = context.new_states_KD[None], context.new_tokens_K[None]
+        new = memory.append(tokens_BL.shape[1], tokens_BL.device, count_1=context.count_1)
+        inputs_BLD = self.fuse_inputs(tokens_BL, states_BLD)
+        states_BLD = self.block(inputs_BLD, new.position_ids_N, memory, new.seen_by_text())
+        new.close()
+        return EagleStepFunction(self, memory, context.newest(states_BLD)[0], LevelAttention(memory, tokens_BL.device))
 
 
 @dataclass
@@ -107,5 +107,5 @@ class EagleStepFunction:
         return self.drafter.head(self.states_KD).float().log_softmax(dim=-1)
 
     def release(self) -> KVCache:
-        self.memory.crop(self.levels.text_length)
+        self.levels.drop()
         return self.memory

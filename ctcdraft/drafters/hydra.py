@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from ctcdraft.batch import Batch
@@ -61,6 +60,7 @@ class Hydra(SequentialDrafter):
     """
 
     per_frame_weights = True
+    fixed_shapes = True
 
     def __init__(
         self,
@@ -109,10 +109,13 @@ class Hydra(SequentialDrafter):
 
     def step_function(self, context: Context, memory: KVCache | None) -> HydraStepFunction:
         if memory is None:  # draft tokens take no rows: the heads have no attention
-            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.remaining_tokens)
-        states_BLD = rearrange(context.new_states_KD, "k d -> 1 k d")
-        position_ids_L = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)
-        return HydraStepFunction(self, memory, self.context_states(states_BLD, position_ids_L, memory)[0, -1:])
+            memory = context.new_cache(1, 0)
+        states_BLD = context.new_states_KD[None]
+        new = memory.append(states_BLD.shape[1], states_BLD.device, count_1=context.count_1)
+        states_BLD = self.context_states(states_BLD, new.position_ids_N, memory, new.seen_by_text())
+        if self.prefix is not None:
+            new.close()
+        return HydraStepFunction(self, memory, context.newest(states_BLD)[0])
 
 
 @dataclass

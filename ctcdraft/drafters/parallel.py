@@ -43,6 +43,7 @@ class ParallelDrafter(DraftHead):
     """
 
     per_frame_weights = True
+    fixed_shapes = True
 
     def __init__(
         self,
@@ -68,8 +69,6 @@ class ParallelDrafter(DraftHead):
             self.correction = correction(base.embedding, epsilon=config.epsilon).to(base.device)
         self.initialised = self.body.init_from_base(base.lm)
         self.frame_tree = tree
-        if base.static_shapes is not None and isinstance(tree, PrefixSearch):
-            self.frame_tree = tree.with_static_shapes()
         self.stops = tuple(sorted(base.stop_token_ids))
 
     @property
@@ -128,8 +127,7 @@ class ParallelDrafter(DraftHead):
     def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         if memory is None and self.body.layers:
             # The frames of a draft take cache rows too, behind those of the text, and so does the root.
-            capacity = len(context.tokens_L) + context.remaining_tokens + self.frames + 1
-            memory = KVCache(self.body.layers, capacity=capacity)
+            memory = context.new_cache(self.body.layers, self.frames + 1)
         emissions = self.emit(context, memory)
         return self.build_tree(emissions.logits(), emissions.start_BAR, 0, context, rng), memory
 
@@ -163,9 +161,9 @@ class ParallelDrafter(DraftHead):
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Return the emissions at the newest hidden state; appends the text's new keys and values to `memory`."""
-        states_BKD, root_BA = self.input_states(context.new_states_KD[None]), context.tokens_L[None, -1:]
-        root_BAD, anchor_BAD = self.embedding(root_BA).to(self.dtype), states_BKD[:, -1:, : self.width]
-        return self.emissions(self.body.step(states_BKD, root_BAD, memory), anchor_BAD, root_BA)
+        states_BKD, root_BA = self.input_states(context.new_states_KD[None]), context.root_1[None]
+        root_BAD, anchor_BAD = self.embedding(root_BA).to(self.dtype), context.newest(states_BKD)[..., : self.width]
+        return self.emissions(self.body.step(states_BKD, root_BAD, memory, context), anchor_BAD, root_BA)
 
     def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
         start_BAR = None if self.correction is None else self.correction.start(anchor_BAD, roots_BA)

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ctcdraft.batch import Batch
@@ -86,8 +85,8 @@ class LevelAttention:
              0 1                                                    1 0 | 0 1
     """
 
-    def __init__(self, text_length: int, device: torch.device) -> None:
-        self.text_length = text_length
+    def __init__(self, cache: Any, device: torch.device) -> None:
+        self.cache = cache
         self.level = -1
         self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=device)  # R: draft tokens of all levels so far
 
@@ -101,5 +100,8 @@ class LevelAttention:
             return None
         itself_KK = torch.eye(len(rows_K), dtype=torch.bool, device=rows_K.device)
         self.seen_KR = torch.cat([self.seen_KR[rows_K], itself_KK], dim=1)
-        position_ids_K = torch.full_like(rows_K, self.text_length - 1 + self.level)
-        return position_ids_K, F.pad(self.seen_KR, (self.text_length, 0), value=True)
+        return self.cache.append_level(self.level, self.seen_KR)
+
+    def drop(self) -> None:
+        """Drop the rows of all levels from the cache."""
+        self.cache.drop_levels(self.seen_KR.shape[1])

@@ -153,13 +153,12 @@ class Evaluation:
         times: dict[str, PhaseTimes] = {}
         # If all records were on disk already, nothing has warmed up this process.
         runner.warm_up(setup, self.prompts[records[0].index], warm_up_tokens)
-        warmup = runner.ShapeWarmup(setup)
         for record in records:
             prompt, baseline = self.prompts[record.index], record.answers(AUTOREGRESSIVE)
             for turn in range(len(prompt.turns)):
                 prompt_L, _ = runner.turn_prompt(setup.base, prompt, [answer.text for answer in baseline[:turn]])
                 seed = runner.turn_seed(setup.seed, record.index, turn)
-                warmup.capture_shapes(prompt_L)
+                runner.capture_steps(setup, prompt_L)
                 for name in runner.shuffled_names(setup, seed + 1):
                     if isinstance(setup.contestants[name], StockGenerate):
                         continue  # it does not run our loop

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.loop import Drafter
+from ctcdraft.decoding.loop import Drafter, uses_fixed_shapes
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.controls import FullTree
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.evaluation import environment as machine
 from ctcdraft.evaluation.contestants import Contestant
 from ctcdraft.evaluation.environment import HardwareLimits
 from ctcdraft.evaluation.profiling import (
     PASS_PARTS,
-    STOP_TOKEN,
-    FixedLengthVerifier,
     PhaseTimes,
     profile_answer,
+    profile_generation,
     relative_costs,
 )
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
@@ -110,12 +110,13 @@ def measure_contexts(
     for context in latency.usable_contexts(base, settings):
         rng = torch.Generator().manual_seed(seed)
         text_L = torch.randint(base.vocabulary, (context,), generator=rng).to(base.device)
-        timer = ReadTimer(base, text_L, latency.nodes)
+        timer = ReadTimer(base, text_L, latency, settings)
         # Reads alternate with runs of the loop, so that a device that slows down meanwhile slows down both.
         times, nodes = median_full_passes(base, drafters, settings, text_L, latency, timer.measure)
         reads.append(timer.row(limits, times[AUTOREGRESSIVE].seconds_per_pass))
         for name, drafter in drafters.items():
-            row = drafter_row(name, times, nodes[name], hasattr(drafter, "frame_tree"), latency.tau.get(name), limits)
+            searches = hasattr(drafter, "frame_tree") and not uses_fixed_shapes(base, drafter, settings)
+            row = drafter_row(name, times, nodes[name], searches, latency.tau.get(name), limits)
             rows.append({"drafter": name, "context": context, **row})
     return {"machine": vars(limits), "reads": reads, "drafters": rows}
 
@@ -135,9 +136,9 @@ def median_full_passes(
     nodes: dict[str, float] = {}
     for _ in range(latency.repeats + 1):
         for name, drafter in drafters.items():
-            verify = FixedLengthVerifier(settings.verify, latency.passes)
-            runs[name].append(profile_answer(base, drafter, text_L, replace(roomy, verify=verify), 0, {STOP_TOKEN}))
-            nodes[name] = statistics.mean(verify.nodes[1:])
+            times, generation = profile_generation(base, drafter, text_L, roomy, 0, latency.passes)
+            runs[name].append(times)
+            nodes[name] = statistics.mean(step.nodes for step in generation.passes)
         after_repeat()
     # A whole repeat, so that its parts add up; the first one is a warm-up.
     ordered = {name: sorted(times[1:], key=lambda each: each.seconds_per_pass) for name, times in runs.items()}
@@ -147,19 +148,24 @@ def median_full_passes(
 class ReadTimer:
     """Seconds of the prefill and of single tree forward passes after it; the first round is a warm-up."""
 
-    def __init__(self, base: BaseLM, text_L: Tensor, sizes: Sequence[int]) -> None:
-        self.base = base
-        self.text_L = text_L
+    def __init__(self, base: BaseLM, text_L: Tensor, latency: LatencyBenchmark, settings: DecodingSettings) -> None:
+        self.base, self.text_L, self.passes, self.full = base, text_L, latency.passes, FullTree()
+        self.settings = replace(settings, max_new_tokens=latency.passes * max(latency.nodes))
         self.prefill_seconds: list[float] = []
-        self.seconds: dict[int, list[float]] = {nodes: [] for nodes in sizes}
+        self.seconds: dict[int, list[float]] = {nodes: [] for nodes in latency.nodes}
         self.kv_bytes_per_token = 0
 
     def measure(self) -> None:
         device, context = self.base.device, len(self.text_L)
-        cache = self.base.new_cache(context + max(self.seconds))  # per round: static shapes share one set of rows
+        cache = self.base.new_cache(context + max(self.seconds))
         self.prefill_seconds.append(machine.time_call(device, partial(self.base.read, self.text_L, cache)))
         self.kv_bytes_per_token = cache.bytes_held() // context
         for nodes, seconds in self.seconds.items():
+            settings = replace(self.settings, nodes=nodes)
+            if uses_fixed_shapes(self.base, self.full, settings):
+                times = profile_answer(self.base, self.full, self.text_L, settings, 0, self.passes)
+                seconds.append(times.seconds["read"] / times.passes)
+                continue
             parents = [node // 4 - 1 for node in range(nodes - 1)]  # any tree: only its size matters for the time
             tree = TokenTree.from_lists(self.text_L[-1], [0] * (nodes - 1), parents)
             seconds.append(machine.time_call(device, partial(self.base.read_tree, tree, cache)))
@@ -183,7 +189,7 @@ class ReadTimer:
 def drafter_row(
     name: str, times: Mapping[str, PhaseTimes], nodes: float, searches: bool, tau: float | None, limits: HardwareLimits
 ) -> dict[str, Any]:
-    """Return the costs of one drafter. searches: whether a tree is built from frames after the head has run."""
+    """Return the costs of one drafter. searches: whether building the tree is timed by itself."""
     ours, step = times[name], times[AUTOREGRESSIVE].seconds_per_pass
     costs = relative_costs(times, name) or {}
     c_search = ours.seconds["tree"] / ours.passes / step if searches else None

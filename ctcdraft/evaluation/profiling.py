@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from time import perf_counter
@@ -18,14 +18,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.loop import Drafter, generate
+from ctcdraft.decoding.loop import Drafter, generate, uses_fixed_shapes
 from ctcdraft.decoding.settings import DecodingSettings, GenerationResult
-from ctcdraft.decoding.tree import TokenTree, VerifyResult
-from ctcdraft.decoding.verification import Verifier
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 PASS_PARTS = ("draft", "tree", "read", "verify", "keep", "other")
-STOP_TOKEN = -1  # no token of any base model, so the text itself does not end an answer
+FIXED_SHAPE_PARTS = {"draft": "draft", "read": "read", "commit": "verify"}  # the tree and the cache update included
 
 
 @dataclass(frozen=True)
@@ -152,35 +150,60 @@ def profile_answer(
     prompt_L: Tensor,
     settings: DecodingSettings,
     seed: int,
-    stops: Collection[int] | None = None,
+    steps: int | None = None,
 ) -> PhaseTimes:
-    """Decode one answer with every phase timed. stops: None for the base model's EOS tokens."""
+    """Decode one answer with every phase timed; see `profile_generation`."""
+    return profile_generation(base, drafter, prompt_L, settings, seed, steps)[0]
+
+
+def profile_generation(
+    base: Any,
+    drafter: Drafter,
+    prompt_L: Tensor,
+    settings: DecodingSettings,
+    seed: int,
+    steps: int | None = None,
+) -> tuple[PhaseTimes, GenerationResult]:
+    """Decode one answer, or so many steps without regard to EOS tokens; return the times of its phases, too."""
+    stops = base.stop_token_ids if steps is None else frozenset[int]()
+    if uses_fixed_shapes(base, drafter, settings):
+        return profile_fixed_shapes(base, drafter, prompt_L, settings, stops, seed, steps)
     stopwatch = Stopwatch(base.device)
     timed_base = TimedBase(base, stopwatch)
     timed_settings: Any = TimedProxy(settings, stopwatch, process_logits="verify", verify="verify")
-    stops = base.stop_token_ids if stops is None else stops
-    generation = generate(timed_base, TimedDrafter(drafter, stopwatch), prompt_L, timed_settings, stops, seed)
+    timed = TimedDrafter(drafter, stopwatch)
+    generation = generate(timed_base, timed, prompt_L, timed_settings, stops, seed, steps)
     seconds = {part: stopwatch.seconds[part] for part in PASS_PARTS}
     seconds["other"] = generation.seconds_decode - sum(seconds.values())
     seconds["prefill"] = generation.seconds_prefill
     row_bytes = timed_base.cache.bytes_held() // timed_base.cache.length
     del timed_base.cache.keep_path  # a reference cycle that would keep the cache rows, which the next text may need
-    return PhaseTimes(seconds, len(generation.passes), 1, row_bytes * kv_rows_read(len(prompt_L), generation))
+    kv_bytes = row_bytes * kv_rows_read(len(prompt_L), generation)
+    return PhaseTimes(seconds, len(generation.passes), 1, kv_bytes), generation
 
 
-class FixedLengthVerifier:
-    """A verifier that ends the answer after a number of decoding steps, and counts the nodes of every tree."""
+def profile_fixed_shapes(
+    base: Any, drafter: Drafter, prompt_L: Tensor, settings: DecodingSettings, *how: Any
+) -> tuple[PhaseTimes, GenerationResult]:
+    """Do `profile_generation` for steps of fixed shapes: each of their three parts is captured by itself."""
 
-    def __init__(self, verify: Verifier, passes: int) -> None:
-        self.verify = verify
-        self.remaining_passes = passes + 1  # the first call is the prefill's
-        self.nodes: list[int] = []
+    def profiled() -> tuple[Stopwatch, GenerationResult]:
+        stopwatch = Stopwatch(base.device)
 
-    def __call__(self, tree: TokenTree, *inputs: Any) -> VerifyResult:
-        result = self.verify(tree, *inputs)
-        self.remaining_passes -= 1
-        self.nodes.append(len(tree))
-        return result if self.remaining_passes else replace(result, bonus=torch.full_like(result.bonus, STOP_TOKEN))
+        def watch(part: str, function: Callable[[], Any]) -> Any:
+            return stopwatch.timed(FIXED_SHAPE_PARTS[part], function, starts=True)()
+
+        return stopwatch, base.static_shapes.generate(base, drafter, prompt_L, settings, *how, watch=watch)
+
+    if base.device.type == "cuda":
+        profiled()  # captures the parts
+    stopwatch, generation = profiled()
+    seconds = {part: stopwatch.seconds[part] for part in PASS_PARTS}
+    seconds["other"] = max(generation.seconds_decode - sum(seconds.values()), 0.0)
+    seconds["prefill"] = generation.seconds_prefill
+    rows = kv_rows_read(len(prompt_L), generation)
+    kv_bytes = base.static_shapes.cache.bytes_per_row() * rows
+    return PhaseTimes(seconds, len(generation.passes), 1, kv_bytes), generation
 
 
 def kv_rows_read(prompt: int, generation: GenerationResult) -> int:

@@ -17,9 +17,7 @@ from tqdm import tqdm
 
 from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.decoding.loop import cache_rows_needed
-from ctcdraft.decoding.static_shapes import padded_sizes_up_to
-from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.loop import uses_fixed_shapes
 from ctcdraft.drafters.controls import find_oracle, give_oracle_text
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate, generate_answer
 from ctcdraft.evaluation.distribution_test import PITHistogram, draft_distributions, pit_histogram
@@ -40,10 +38,10 @@ def run_questions(
     if not todo:
         return 0
     warm_up(setup, next(iter(todo.values())), warm_up_tokens)
-    checker, warmup = LosslessnessChecker(setup), ShapeWarmup(setup)
+    checker = LosslessnessChecker(setup)
     progress.begin()
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
-        folder.append(run_question(setup, checker, index, prompt, warmup, progress))
+        folder.append(run_question(setup, checker, index, prompt, progress))
     return len(todo)
 
 
@@ -62,28 +60,14 @@ def warm_up(setup: EvaluationSetup, prompt: Prompt, tokens: int) -> None:
         generate_answer(setup.base, drafter, prompt_L, settings, setup.base.stop_token_ids, setup.seed)
 
 
-class ShapeWarmup:
-    """The tree shapes that the base model has read, where shapes are static."""
-
-    def __init__(self, setup: EvaluationSetup) -> None:
-        self.setup = setup
-        self.shapes: set[tuple[int, int]] = set()
-
-    def capture_shapes(self, prompt_L: Tensor) -> None:
-        """Read a tree of every padded size that an answer to this prompt can need and that was not read before."""
-        # A static shape is captured or compiled when it is first read, which takes as long as up to thousands of
-        # forward passes: that must not happen while an answer is timed.
-        base = self.setup.base
-        for name in self.setup.contestants if base.static_shapes is not None else ():
-            settings = self.setup.settings_of(name)
-            cache = base.new_cache(cache_rows_needed(prompt_L, settings))
-            base.read(prompt_L[:1], cache)
-            for size in padded_sizes_up_to(settings.nodes):
-                if (size, cache.capacity) not in self.shapes:
-                    self.shapes.add((size, cache.capacity))
-                    base.read_tree(TokenTree.from_lists(prompt_L[0], [0] * (size - 1), [-1] * (size - 1)), cache)
-                    cache.crop(1)
-            del cache  # captured graphs share one buffer of cache rows; free it for the next text
+def capture_steps(setup: EvaluationSetup, prompt_L: Tensor) -> None:
+    """Capture or compile every step of fixed shapes that an answer to this prompt can need."""
+    # When it is first needed would be while an answer is timed, and it takes as long as thousands of forward passes.
+    base = setup.base
+    for name, drafter in setup.contestants.items():
+        settings = setup.settings_of(name)
+        if base.static_shapes is not None and uses_fixed_shapes(base, drafter, settings):
+            base.static_shapes.prepare(base, drafter, prompt_L, settings)
 
 
 def run_question(
@@ -91,7 +75,6 @@ def run_question(
     checker: LosslessnessChecker,
     index: int,
     prompt: Prompt,
-    warmup: ShapeWarmup,
     progress: Progress | None = None,
 ) -> Record:
     """Return the record of one question: all its turns, answered by all contestants."""
@@ -103,7 +86,7 @@ def run_question(
         # The history is autoregression's answers for all contestants, so that all do the same work.
         prompt_L, cut = turn_prompt(setup.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
         seed = turn_seed(setup.seed, index, number)
-        warmup.capture_shapes(prompt_L)
+        capture_steps(setup, prompt_L)
         answers: dict[str, Answer] = {}
         for name in shuffled_names(setup, seed):
             if answers:

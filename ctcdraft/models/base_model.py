@@ -14,8 +14,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.decoding.kv_cache import KVCache, StaticCacheView
-from ctcdraft.decoding.static_shapes import StaticShapeForward
+from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.static_cache import StaticCache, StaticCacheView
+from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.models.aux_layers import resolve_aux_layers
 from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
@@ -23,7 +24,7 @@ from ctcdraft.models.compatibility import checked_context_length, refuse_unsuppo
 from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
-from ctcdraft.nn.masks import SlidingWindow, packed_causal_mask
+from ctcdraft.nn.masks import SlidingWindow, mask_values, packed_causal_mask
 from ctcdraft.nn.weight_layout import to_column_major_
 
 
@@ -58,7 +59,7 @@ class BaseLM(nn.Module):
             refuse_quantized(lm, name)
         self.aux_layers = resolve_aux_layers(aux_layers, lm.config.num_hidden_layers)
         self.state_columns: Tensor | None = None  # those of its hidden states that a head reads; see view_of_layers
-        self.static_shapes: StaticShapeForward | None = None  # None: each forward pass has the shape of its tree
+        self.static_shapes: StaticShapes | None = None  # None: each forward pass has the shape of its tree
         self.quantization = quantization
         self.adapted: str | None = None  # hash of the LoRA trained together with a draft head and merged into lm
         self.layer_devices: list[torch.device] | None = None  # one per layer; None: all layers on one device
@@ -108,6 +109,10 @@ class BaseLM(nn.Module):
         return self.head.weight.shape[1]
 
     @property
+    def layers(self) -> int:
+        return self.lm.config.num_hidden_layers
+
+    @property
     def device(self) -> torch.device:
         return self.head.weight.device
 
@@ -118,24 +123,13 @@ class BaseLM(nn.Module):
     @property
     def execution_mode(self) -> str:
         """How a tree is read, for a report: "compiled and captured, fixed shapes, torchao_int8"."""
-        modes = []
-        if self.static_shapes is not None and self.static_shapes.compiled:
-            modes.append("compiled")
-        if self.static_shapes is not None and self.device.type == "cuda":
-            error = self.static_shapes.capture_error
-            modes.append("captured" if error is None else f"not captured ({error})")
-        shapes = "exact shapes" if self.static_shapes is None else "fixed shapes"
-        parts = [" and ".join(modes) or "eager", shapes, self.quantization, "changed by LoRA" if self.adapted else None]
-        return ", ".join(part for part in parts if part)
+        shapes = "eager, exact shapes" if self.static_shapes is None else self.static_shapes.execution_mode(self.device)
+        return ", ".join(
+            part for part in (shapes, self.quantization, "changed by LoRA" if self.adapted else "") if part
+        )
 
     def new_cache(self, capacity: int) -> Any:
         """Return an empty KV cache for one text, with room for `capacity` tokens."""
-        if self.static_shapes is None:
-            return self.batch_cache(capacity)
-        return self.static_shapes.new_cache(self.lm.config.num_hidden_layers, capacity)
-
-    def batch_cache(self, capacity: int) -> Any:
-        """Return an empty KV cache for a batch of texts, without static shapes, which serve one text only."""
         if self.layer_devices is not None:
             return MultiDeviceCache(self.layer_devices, capacity)
         return KVCache(self.lm.config.num_hidden_layers, capacity)
@@ -146,32 +140,38 @@ class BaseLM(nn.Module):
         start = cache.length
         positions_L = torch.arange(start, start + len(tokens_L), device=self.device)
         states_LD = self._forward(tokens_L, positions_L, None, cache)
-        # The logits of all positions of a 2k prompt over 32k tokens would be 262 MB that no caller uses.
+        # Logits of all positions of a 2k prompt over 32k tokens would be 262 MB.
         return ModelOutput(states_LD, self.head(states_LD[-1:, : self.width]))
 
     @torch.inference_mode()
     def read_tree(self, tree: TokenTree, cache: KVCache) -> ModelOutput:
         """Run the base on a token tree in one forward pass.
 
-        A node attends to the cached text, its ancestors and itself. Node n has position id cache.length + depth(n), so
-        that the root takes the next free position.
+        A node attends to the cached text, its ancestors and itself; its position id is cache.length + its depth.
         """
-        if self.static_shapes is not None:
-            return ModelOutput(*self.static_shapes(self._states_and_logits, tree, cache, self.dtype))
+        if isinstance(cache, StaticCache):
+            return self._read_static_tree(tree, cache)
         start = cache.length
         # A single node attends to all that is cached; without a mask it takes the fastest kernel, as in stock decoding.
         mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
         states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
         return ModelOutput(states_ND, self._logits(states_ND))
 
-    @torch.inference_mode()
-    def read_tree_level(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> ModelOutput:
-        """Run the base on one level of a token tree that a drafter grows level by level.
+    def _read_static_tree(self, tree: TokenTree, cache: StaticCache) -> ModelOutput:
+        position_ids_N, seen_NM = cache.append_tree(tree)
+        inputs = tree.tokens_N.clamp(min=0), position_ids_N, self._additive_mask(seen_NM)
+        if self.static_shapes is not None and (compiled := self.static_shapes.compiled_forward) is not None:
+            return ModelOutput(*compiled(self._states_and_logits, *inputs, cache.view()))
+        return ModelOutput(*self._states_and_logits(*inputs, cache))
 
-        seen_KM is True where a new token attends to a cached row or to one of the K new rows.
+    @torch.inference_mode()
+    def read_rows(self, tokens_K: Tensor, position_ids_K: Tensor, seen_KM: Tensor | None, cache: Any) -> Tensor:
+        """Run the base on tokens whose rows the cache was told of; return hidden states_KD.
+
+        seen_KM is True where a token attends to a cached row or to one of the K new rows; None: a causal mask.
         """
-        states_KD = self._forward(tokens_K, positions_K, self._additive_mask(seen_KM), cache)
-        return ModelOutput(states_KD, self.head(states_KD))
+        mask_KM = None if seen_KM is None else self._additive_mask(seen_KM)
+        return self._forward(tokens_K, position_ids_K, mask_KM, cache)
 
     def _states_and_logits(self, *read: Any) -> tuple[Tensor, Tensor]:
         states_ND = self._forward(*read)
@@ -181,7 +181,11 @@ class BaseLM(nn.Module):
         return self.head(states_ND if len(self.aux_layers) == 1 else states_ND[:, : self.width])
 
     def _forward(
-        self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache | StaticCacheView
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        mask_NM: Tensor | None,
+        cache: KVCache | StaticCache | StaticCacheView,
     ) -> Tensor:
         output = self.lm.base_model(
             input_ids=tokens_N[None],
@@ -228,8 +232,7 @@ class BaseLM(nn.Module):
 
     def _additive_mask(self, seen_X: Tensor) -> Tensor:
         """Return 0 where `seen_X` is True and the lowest number of the dtype elsewhere."""
-        mask_X = torch.zeros(seen_X.shape, dtype=self.dtype, device=self.device)
-        return mask_X.masked_fill_(~seen_X, torch.finfo(self.dtype).min)
+        return torch.where(seen_X, *mask_values(self.dtype, self.device))
 
     def _select_layers(self, output: Any) -> Tensor:
         """Return the last hidden states, with those of the auxiliary layers concatenated behind them."""

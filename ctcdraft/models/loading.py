@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ctcdraft.decoding.static_shapes import StaticShapeForward
+from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.checkpoints import load_pretrained, weight_options
@@ -66,7 +66,7 @@ def load_base(
     # What can fail without the weights fails before they are read, which takes minutes for a large base.
     refuse_unknown_dtype(dtype)
     refuse_absent_device(device)
-    padded = StaticShapeForward.of(static_shapes, compiled)
+    padded = StaticShapes.of(static_shapes, compiled)
     single_device = {"static_shapes": static_shapes, "adapter": adapter, "adapted": adapted}
     refuse_unsupported_combination(device_map is not None, zero3, bool(quantization), single_device)
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ctcdraft.decoding.static_shapes import StaticShapeForward
+from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.hardware import device_memory_bytes, format_bytes
 from ctcdraft.models.base_model import BaseLM
@@ -178,7 +178,7 @@ def random_weights_base(
 
     refuse_absent_device(device)
     refuse_unknown_dtype(dtype)
-    padded = StaticShapeForward.of(static_shapes, compiled)
+    padded = StaticShapes.of(static_shapes, compiled)
     try:
         config = transformers.AutoConfig.for_model(**{"model_type": None, **of})
         with torch.device("meta"):

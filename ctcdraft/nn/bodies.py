@@ -109,22 +109,22 @@ class AttentionBody(nn.Module):
             rows_BARD = block(rows_BARD, rotation, keys_values, visible_BAL)
         return self.norm(rows_BARD[:, :, -self.frames :])
 
-    def step(self, states_BKE: Tensor, root_BAD: Tensor, memory: Any) -> Tensor:
+    def step(self, states_BKE: Tensor, root_BAD: Tensor, memory: Any, context: Any) -> Tensor:
         """Return hidden states_BATD for an anchor at the newest of the new states; B = A = 1.
 
-        memory: the KVCache of the text so far, to which the new states are appended.
+        memory: the cache of the text so far, to which the new states are appended. context: of the draft.
 
             a b c | d e | s1 s2 s3        cached, new, slots: contiguous positions 0 .. 7
         """
-        if (frames_BATD := compiled_step(self, states_BKE, root_BAD, memory)) is not None:
+        if not context.padded and (frames_BATD := compiled_step(self, states_BKE, root_BAD, memory)) is not None:
             return frames_BATD
-        text_BKD, start = self.project(states_BKE[..., : self.shape.width]), memory.length
-        end = start + text_BKD.shape[1]
-        rotation = self.rotary.span(start, end + self.rows, text_BKD.device)
-        rows_BRD = self.first_rows(text_BKD[:, -1:], root_BAD)[:, 0]
+        text_BKD = self.project(states_BKE[..., : self.shape.width])
+        new = memory.append(text_BKD.shape[1], text_BKD.device, self.rows, context.count_1)
+        rotation, seen_RM = new.rotation(self.rotary), new.seen_by_drafted(self.block.attention.causal)
+        rows_BRD = self.first_rows(context.newest(text_BKD), root_BAD)[:, 0]
         for layer, (block, own_BKD) in enumerate(self.texts(text_BKD, states_BKE)):
-            rows_BRD = block.step(own_BKD, rows_BRD, rotation, memory, layer)
-        memory.crop(end)  # drops the slots' rows: the next draft has other slots there
+            rows_BRD = block.step(own_BKD, rows_BRD, rotation, memory, layer, seen_RM)
+        new.close()  # drops the slots' rows: the next draft has other slots there
         return self.norm(rows_BRD[:, -self.frames :])[:, None]
 
     def texts(self, text_BLD: Tensor, states_BLE: Tensor) -> list[tuple[Any, Tensor]]:
@@ -178,8 +178,8 @@ class AnchorBody(nn.Module):
     def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[TensorPair]:
         return []
 
-    def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: None) -> Tensor:
-        return self(anchor_BAD=states_BKD[:, -1:])
+    def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: None, context: Any) -> Tensor:
+        return self(anchor_BAD=context.newest(states_BKD))
 
 
 class SiLULinear(nn.Linear):

@@ -9,6 +9,7 @@ no real token sees it.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -84,3 +85,12 @@ def keep_last_visible(mask_XM: Tensor, window: int) -> Tensor:
     # node's ancestors, the node), wherever their cache rows are, so the last `window` are those at a smaller distance.
     remaining_XM = (mask_XM == 0).flip(-1).cumsum(dim=-1).flip(-1)
     return mask_XM.masked_fill(remaining_XM > window, torch.finfo(mask_XM.dtype).min)
+
+
+@cache  # on the device from then on, where captured graphs read them
+def mask_values(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the numbers of an additive mask, as scalars: of what is seen, and of what is not."""
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=dtype, device=device), torch.full(
+            (), torch.finfo(dtype).min, dtype=dtype, device=device
+        )

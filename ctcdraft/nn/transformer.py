@@ -144,18 +144,19 @@ class SlotAttention(AttentionProjections):
         mixed = (on_text.flatten(2, 3) @ text_values).unflatten(2, rows) + on_slots @ own_value
         return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))
 
-    def step(self, x_BND: Tensor, slots: int, rotation: TensorPair, memory: Any, layer: int) -> Tensor:
+    def step(
+        self, x_BND: Tensor, slots: int, rotation: TensorPair, memory: Any, layer: int, seen_TM: Tensor | None
+    ) -> Tensor:
         """Return `forward` for one anchor, B = 1: update_BTD of the last T = `slots` rows; the others are new text.
 
-        rotation: [N, d]. memory: the KVCache, to which all N rows are appended; the caller drops the slots' rows.
+        Args:
+            rotation: [N, d].
+            memory: the cache to which all N rows are appended; the caller drops the slots' rows.
+            seen_TM: which of its rows the slots see; None: all.
         """
         # Slots beside the text in one cache, so that one attention call covers both.
         keys, values = memory.update(*self.keys_values(x_BND, rotation), layer)
         query = self.queries(x_BND[:, -slots:], (rotation[0][-slots:], rotation[1][-slots:]))
-        seen_TM = None
-        if self.causal:
-            size = slots, keys.shape[2]
-            seen_TM = torch.ones(size, dtype=torch.bool, device=keys.device).tril(size[1] - slots)
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen_TM, enable_gqa=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -198,10 +199,12 @@ class SlotBlock(LlamaBlock):
         slots_BATD = slots_BATD + self.attention(self.attention_norm(slots_BATD), rotation, text, visible_BAL)
         return slots_BATD + self.mlp(self.mlp_norm(slots_BATD))
 
-    def step(self, text_BKD: Tensor, slots_BTD: Tensor, rotation: TensorPair, memory: Any, layer: int) -> Tensor:
+    def step(
+        self, text_BKD: Tensor, slots_BTD: Tensor, rotation: TensorPair, memory: Any, layer: int, seen_TM: Tensor | None
+    ) -> Tensor:
         """Return `forward` for one anchor, B = 1, the last of the new text rows; see SlotAttention.step."""
         rows_BND = self.attention_norm(torch.cat([text_BKD, slots_BTD], dim=1))
-        slots_BTD = slots_BTD + self.attention.step(rows_BND, slots_BTD.shape[1], rotation, memory, layer)
+        slots_BTD = slots_BTD + self.attention.step(rows_BND, slots_BTD.shape[1], rotation, memory, layer, seen_TM)
         return slots_BTD + self.mlp(self.mlp_norm(slots_BTD))
 
     def forward_text(self, x_BLD: Tensor, rotation: TensorPair) -> Tensor:
@@ -218,11 +221,10 @@ class CausalAttention(AttentionProjections):
     def forward(self, x_BLD: Tensor, rotation: TensorPair, cache: Any, seen: Tensor | None) -> Tensor:
         query, (keys, values) = self.queries(x_BLD, rotation), self.keys_values(x_BLD, rotation)
         if cache is not None:
-            past = cache.length
             keys, values = cache.update(keys, values, 0)
             if seen is None:  # `is_causal` would align the triangle with the first key, not with the last
-                size = x_BLD.shape[1], keys.shape[2]
-                seen = torch.ones(size, dtype=torch.bool, device=x_BLD.device).tril(past)
+                rows, seen_rows = x_BLD.shape[1], keys.shape[2]
+                seen = torch.ones(rows, seen_rows, dtype=torch.bool, device=x_BLD.device).tril(seen_rows - rows)
         mixed = F.scaled_dot_product_attention(query, keys, values, seen, is_causal=seen is None, enable_gqa=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 

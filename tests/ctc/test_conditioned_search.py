@@ -155,7 +155,7 @@ def test_fixed_ranks_are_conditioned_on_their_own_path():
     from ctcdraft.drafters.trees.ctc import rank_sequences
 
     paths = []
-    for ranks in rank_sequences(4, 3, 12, 0.4).tolist():
+    for ranks in rank_sequences(4, 3, 12, 0.4, torch.device("cpu")).tolist():
         classes: list[int] = []
         for frame, rank in enumerate(ranks):
             probs = distribution(frame, slow_collapse(classes, VOCABULARY))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 from sequential_parts import make_sequential_drafter
 from tiny_models import random_base
-from training_parts import block_head, ctc_head
+from training_parts import block_head
 from truths import slow_collapse
 from truths_heads import beginnings, independent, slow_conditioned_texts, slow_transduce
 from truths_trees import texts
 
-from ctcdraft.decoding.static_shapes import StaticShapeForward
+from ctcdraft.decoding.tree import PADDING
 from ctcdraft.drafters.trees.ctc import (
-    MAX_BEST_FIRST_NODES,
     Collapse,
     PrefixSearch,
     TransducerSearch,
@@ -88,31 +88,24 @@ def same(one, other) -> bool:
     return torch.equal(one.tokens_N, other.tokens_N) and torch.equal(one.parents_N, other.parents_N)
 
 
-def test_a_search_of_static_shapes_builds_the_same_trees():
-    """Used with a base of static shapes; the CUDA graph is a capture of this search."""
-    plain, fixed = PrefixSearch(4), PrefixSearch(4).with_static_shapes()
-    for seed in range(10):
-        for depth in (2, 5):
-            arguments = frames(seed), TreeRequest(torch.tensor(1), depth, MAX_BEST_FIRST_NODES + 20, (STOP,))
-            assert same(fixed(*arguments), plain(*arguments))
-    base = random_base()
-    assert ctc_head(base).frame_tree.graph_search is None
-    base.static_shapes = StaticShapeForward()
-    head = ctc_head(base)
-    assert head.frame_tree.graph_search is not None
-    assert copy.deepcopy(head).frame_tree.graph_search is not head.frame_tree.graph_search
+def test_padded_trees_are_the_same_trees_filled_up():
+    """Of all builders, with fewer possible nodes than asked for, and with nothing below a stop token."""
+    for seed, depth, nodes in product(range(10), (2, 5), (7, 40, 90)):
+        request = TreeRequest(torch.tensor(1), depth, nodes, (STOP, 3))
+        for builder in (PrefixSearch(2), PrefixSearch(4), TransducerSearch(), Collapse(30, 3, 0.4)):
+            plain, padded = (builder(frames(seed), one) for one in (request, replace(request, padded=True)))
+            real_N = padded.tokens_N != PADDING
+            assert (padded.parents_N[~real_N] == 0).all()
+            assert paths(plain.tokens_N, plain.parents_N) == paths(padded.tokens_N, padded.parents_N)
+            assert int(real_N.sum()) == len(plain)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
-def test_a_captured_search_builds_the_trees_of_an_eager_one():
-    plain, fixed = PrefixSearch(4), PrefixSearch(4).with_static_shapes()
-    with torch.inference_mode():
-        for seed in range(10):
-            for nodes in (10, 64):
-                arguments = frames(seed).cuda(), TreeRequest(torch.tensor(1, device="cuda"), 5, nodes, (STOP,))
-                assert same(fixed(*arguments), plain(*arguments))
-    assert len(fixed.graph_search._graphs) == 2
+def paths(tokens_N, parents_N) -> set[tuple[int, ...]]:
+    """Return the texts from the root to every node but padding."""
+    texts: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens_N.tolist(), parents_N.tolist(), strict=True):
+        texts.append((*(texts[parent] if parent >= 0 else ()), token))
+    return {text for text in texts if PADDING not in text}
 
 
 @pytest.mark.parametrize("tree", [DynamicTree(1, 1), SampledChains(1)], ids=lambda tree: type(tree).__name__)
@@ -130,8 +123,8 @@ def test_without_room_the_tree_is_the_root():
 
 
 def test_rank_sequences_begin_with_the_best_of_every_frame():
-    assert rank_sequences(2, 3, 4, 0.35).tolist() == [[0, 0], [1, 0], [0, 1], [2, 0]]
-    many = rank_sequences(4, 3, 50, 0.35).tolist()
+    assert rank_sequences(2, 3, 4, 0.35, torch.device("cpu")).tolist() == [[0, 0], [1, 0], [0, 1], [2, 0]]
+    many = rank_sequences(4, 3, 50, 0.35, torch.device("cpu")).tolist()
     assert len({tuple(row) for row in many}) == 50
     assert [sum(row) for row in many] == sorted(sum(row) for row in many)
 

@@ -7,7 +7,6 @@ import torch
 from small_evaluations import (
     NO_TRACE,
     PROMPTS,
-    SETTINGS,
     Corrupt,
     evaluate_to,
     interrupt_at,
@@ -18,8 +17,8 @@ from tiny_models import random_base
 
 from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.decoding.loop import cache_rows_needed
-from ctcdraft.decoding.static_shapes import StaticShapeForward, padded_size
+from ctcdraft.decoding.static_loop import StaticShapes
+from ctcdraft.decoding.static_step import StaticDecoder
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment, runner
@@ -156,44 +155,30 @@ def test_all_contestants_are_warmed_up_before_anything_is_timed(tmp_path, monkey
     assert calls[2:] == ["clocks", "clocks"]
 
 
-class RecordingShapes(StaticShapeForward):
-    """Records every shape that is read, and the new ones that were read while an answer was timed."""
+def test_no_shape_is_run_for_the_first_time_while_an_answer_is_timed(tmp_path, monkeypatch):
+    """Steps of fixed shapes are captured when they first run; a longer text makes another one."""
+    base, state, late = random_base(context=600), {"clock_runs": False, "seen": set()}, []
+    base.static_shapes = StaticShapes()
+    run_step, timed_answer = StaticDecoder.run, runner.timed_answer
 
-    def __init__(self):
-        super().__init__()
-        self.shapes, self.late, self.clock_runs = set(), [], False
-
-    def __call__(self, forward, tree, cache, dtype):
-        shape = padded_size(len(tree)), cache.capacity
-        self.late += [shape] * (self.clock_runs and shape not in self.shapes)
-        self.shapes.add(shape)
-        return super().__call__(forward, tree, cache, dtype)
-
-
-def test_no_shape_is_read_for_the_first_time_while_an_answer_is_timed(tmp_path, monkeypatch):
-    """Reads of a fixed shape are captured when that is first answered for; a prompt's length makes another one, and so
-    does a tree that happens to be small."""
-    base = random_base(context=600)
-    base.static_shapes = reads = RecordingShapes()
-    prompts = [Prompt(str(size), "x", ("x" * size,), None) for size in (5, 300, 310)]
-    capacities = {padded_rows(base, prompt) for prompt in prompts}
-    clocked = runner.timed_answer
+    def recorded(self, rows, first=None, watch=None):
+        shape = id(self), rows
+        late.extend([shape] * (first is None and state["clock_runs"] and shape not in state["seen"]))
+        state["seen"].add(shape)
+        run_step(self, rows, first, watch)
 
     def timed(*arguments):
-        reads.clock_runs = True
-        answer = clocked(*arguments)
-        reads.clock_runs = False
+        state["clock_runs"] = True
+        answer = timed_answer(*arguments)
+        state["clock_runs"] = False
         return answer
 
+    monkeypatch.setattr(StaticDecoder, "run", recorded)
     monkeypatch.setattr(runner, "timed_answer", timed)
+    prompts = [Prompt(str(size), "x", ("x" * size,), None) for size in (5, 235, 310)]
     run(make_evaluation(make_setup(base, nodes=12), prompts), tmp_path, timing_questions=0)
-    assert len(capacities) == 2
-    assert reads.shapes == {(size, capacity) for size in (1, 8, 16) for capacity in capacities}
-    assert reads.late == []
-
-
-def padded_rows(base, prompt):
-    return base.new_cache(cache_rows_needed(runner.turn_prompt(base, prompt, [])[0], SETTINGS)).capacity
+    assert {rows for _, rows in state["seen"]} == {256, 512}
+    assert late == []
 
 
 def test_sampling_is_equal_token_for_token_too(tmp_path):

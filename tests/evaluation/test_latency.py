@@ -12,6 +12,7 @@ from tiny_models import random_base
 from training_parts import ctc_head
 
 from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
@@ -67,6 +68,20 @@ def test_parts_of_a_step_add_up():
     assert lookup["predicted_speedup"] is None
     assert lookup["c_search"] is None  # prompt lookup has no head and no search
     assert lookup["c_head"] == lookup["c"]
+
+
+def test_steps_of_fixed_shapes_are_measured_in_three_parts():
+    base = random_base(context=96)
+    base.static_shapes = StaticShapes()
+    drafters = {"autoregressive": Autoregressive(base), "ctc": ctc_head(base)}
+    report = measure_contexts(base, drafters, SETTINGS, latency(), seed=0)
+    for read in report["reads"]:
+        assert read["v"]["16"] == read["seconds_read"]["16"] / read["seconds_step"]
+    for row in report["drafters"]:
+        assert row["time"]["tree"] == row["time"]["keep"] == 0
+        assert min(row["time"][part] for part in ("draft", "read", "verify")) > 0
+        assert row["c_search"] is None
+    assert report["drafters"][1]["tree_nodes"] == SETTINGS.nodes
 
 
 class Wide(Autoregressive):

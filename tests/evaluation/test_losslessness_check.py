@@ -9,11 +9,11 @@ from tiny_models import random_base
 
 from ctcdraft.evaluation import losslessness
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
-from ctcdraft.evaluation.runner import ShapeWarmup, run_question, turn_prompt
+from ctcdraft.evaluation.runner import run_question, turn_prompt
 
 
 def question(setup, index=0):
-    return run_question(setup, LosslessnessChecker(setup), index, PROMPTS[index], ShapeWarmup(setup))
+    return run_question(setup, LosslessnessChecker(setup), index, PROMPTS[index])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -92,7 +92,7 @@ def test_the_float64_copy_is_not_kept(monkeypatch):
     monkeypatch.setattr(LosslessnessChecker, "_float64_copy", watched)
     setup = make_setup(corrupt=Corrupt(only=torch.float32))
     checker = LosslessnessChecker(setup)
-    run_question(setup, checker, 0, PROMPTS[0], ShapeWarmup(setup))
+    run_question(setup, checker, 0, PROMPTS[0])
     assert len(copies) == 1
     assert copies[0]() is None
 

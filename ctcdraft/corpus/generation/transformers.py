@@ -95,7 +95,7 @@ def generate_batch(
     width = max(len(prompt) for prompt in prompts)
     tokens_BL, mask_BL = (tensor.to(base.device) for tensor in left_pad(prompts, width))
     positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)  # padding on the left would have -1
-    cache = base.batch_cache(width + max(budgets))
+    cache = base.new_cache(width + max(budgets))
     output = base.lm.base_model(
         input_ids=tokens_BL, attention_mask=mask_BL, position_ids=positions_BL, past_key_values=cache, use_cache=True
     )

@@ -6,11 +6,10 @@ the paper does. Nothing after this module sees CTC.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from math import log
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,17 +17,17 @@ from torch.nn import functional as F
 
 from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.best_first import compiled_conditioned_search, compiled_search
-from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search
+from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search, static_conditioned_search
+from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
+from ctcdraft.ctc.fused_search import fused_prefix_search
 from ctcdraft.ctc.prefix_search import (
     Prefixes,
     RankedNodes,
-    drop_improbable,
     prefix_search,
     pruned_mass,
     static_prefix_search,
 )
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
-from ctcdraft.decoding.static_shapes import capture_cuda_graph
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.request import Conditioned, ConditionedFrames, TreeRequest, UnconditionedFrames
 from ctcdraft.drafters.trees.static import Choice, cheapest
@@ -39,50 +38,6 @@ from ctcdraft.errors import check_float, check_int
 # against 1.45 at 64, 1.67 against 1.61 at 96; with sharper and with flatter frames it is no slower even at 128.
 MAX_BEST_FIRST_NODES = 64
 
-# Shape of the frames, draft tokens, tokens per frame, stop token ids, depth
-GraphKey = tuple[tuple[int, ...], int, int, tuple[int, ...], int]
-
-
-class CUDAGraphPrefixSearch:
-    """The prefix search as one CUDA graph per shape; on a CPU the same search runs eagerly.
-
-    Level by level the search is some two hundred small kernels, which take longer to launch than to run. One number is
-    copied to the host, the count of nodes.
-    """
-
-    def __init__(self) -> None:
-        self._graphs: dict[GraphKey, tuple[Any, Tensor, RankedNodes]] = {}
-
-    def __deepcopy__(self, memo: dict) -> CUDAGraphPrefixSearch:
-        return CUDAGraphPrefixSearch()  # a CUDA graph cannot be copied
-
-    def __call__(
-        self,
-        log_probs_TC: Tensor,
-        blank: int,
-        nodes: int,
-        tokens_per_frame: int,
-        stops: tuple[int, ...],
-        depth: int,
-        min_mass: float,
-    ) -> Prefixes:
-        if not log_probs_TC.is_cuda:
-            stops_S = log_probs_TC.new_tensor(stops).long()
-            ranked = static_prefix_search(log_probs_TC, blank, nodes, tokens_per_frame, stops_S, depth)
-            return drop_improbable(ranked, min_mass)
-        key = (tuple(log_probs_TC.shape), nodes, tokens_per_frame, stops, depth)
-        if key not in self._graphs:
-            static_log_probs_TC = log_probs_TC.clone()
-            stops_S = log_probs_TC.new_tensor(stops).long()  # outside: a capture must not copy from the host
-            graph, nodes_out = capture_cuda_graph(
-                lambda: static_prefix_search(static_log_probs_TC, blank, nodes, tokens_per_frame, stops_S, depth)
-            )
-            self._graphs[key] = graph, static_log_probs_TC, nodes_out
-        graph, static_log_probs_TC, nodes_out = self._graphs[key]
-        static_log_probs_TC.copy_(log_probs_TC)
-        graph.replay()
-        return drop_improbable(nodes_out, min_mass)
-
 
 class PrefixSearch:
     """The most probable prefixes, each summed over all alignments that collapse to it.
@@ -92,17 +47,11 @@ class PrefixSearch:
             logit correction conditions the frames.
     """
 
+    fixed_shapes = True
     interprets_as = "alignments"
 
     def __init__(self, tokens_per_frame: int) -> None:
         self.tokens_per_frame = check_int(tokens_per_frame, "drafter.tree.tokens_per_frame")
-        self.graph_search: CUDAGraphPrefixSearch | None = None
-
-    def with_static_shapes(self) -> PrefixSearch:
-        """Return the same search for a base whose forward passes are CUDA graphs."""
-        search = PrefixSearch(self.tokens_per_frame)
-        search.graph_search = CUDAGraphPrefixSearch()
-        return search
 
     def pruned_mass(self, log_probs_TC: Tensor) -> Tensor:
         """Return the probability of the alignments with a token that is not considered."""
@@ -115,14 +64,17 @@ class PrefixSearch:
         if depth < 1:
             return TokenTree.only_root(root)
         blank, stops = log_probs_TC.shape[-1] - 1, tuple(request.stop_ids)
-        limits = stops, depth, request.min_path_prob
-        arguments = log_probs_TC, blank, request.nodes - 1, self.tokens_per_frame, *limits
+        if request.padded:
+            limits = request.nodes - 1, self.tokens_per_frame, request.stop_ids_S(), depth
+            # On a CPU its kernels could be interpreted alone.
+            search = fused_prefix_search if log_probs_TC.is_cuda else static_prefix_search
+            return padded_tree(search(log_probs_TC, blank, *limits), request, depth)
+        arguments = (
+            log_probs_TC, blank, request.nodes - 1, self.tokens_per_frame, stops, depth, request.min_path_prob
+        )  # fmt: skip
         few = log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES
         if few and (found := compiled_search(*arguments)) is not None:
             return TokenTree.from_lists(root, *found)
-        # Shallower trees occur at the end of a response alone, and each depth would be a graph of its own.
-        if self.graph_search is not None and depth == len(log_probs_TC):
-            return tree_from_prefixes(self.graph_search(*arguments), root, depth)
         return tree_from_prefixes(prefix_search(*arguments), root, depth)
 
 
@@ -130,6 +82,7 @@ class TransducerSearch:
     """The most probable prefixes of a transducer, each summed over all alignments that emit it: a frame emits one token
     or none, and repeated tokens never merge."""
 
+    fixed_shapes = True
     interprets_as = "transductions"
 
     def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree:
@@ -142,11 +95,22 @@ def conditioned_tree(log_probs_TC: Tensor, states: PrefixStates, request: TreeRe
     root, depth = request.root, min(request.depth, len(log_probs_TC))
     if depth < 1:
         return TokenTree.only_root(root)
+    if request.padded:
+        stops_S = request.stop_ids_S()
+        search = fused_conditioned_search if log_probs_TC.is_cuda else static_conditioned_search
+        ranked = search(log_probs_TC, states, request.nodes - 1, stops_S, depth, topology)
+        return padded_tree(ranked, request, depth)
     arguments = log_probs_TC, states, request.nodes - 1, request.stop_ids, depth, topology, request.min_path_prob
     few = log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES
     if few and (found := compiled_conditioned_search(*arguments)) is not None:
         return TokenTree.from_lists(root, *found)
     return tree_from_prefixes(conditioned_prefix_search(*arguments), root, depth)
+
+
+def padded_tree(ranked: RankedNodes, request: TreeRequest, depth: int) -> TokenTree:
+    tokens_R, parents_R, masses_R = ranked
+    real_R = masses_R > request.min_path_prob
+    return TokenTree.padded(request.root, tokens_R, parents_R + 1, real_R, len(tokens_R) + 1, depth)
 
 
 def tree_from_prefixes(prefixes: Prefixes, root: Tensor, depth: int) -> TokenTree:
@@ -163,6 +127,7 @@ class Collapse:
     tree has fewer nodes than it might have.
     """
 
+    fixed_shapes = True
     interprets_as = "raw frames"
 
     def __init__(self, raw_paths: int, ranks: int, rank_decay: float) -> None:
@@ -176,23 +141,23 @@ class Collapse:
             return TokenTree.only_root(request.root)
         frames, classes = log_probs_TC.shape
         ranks = min(self.ranks, classes)
-        ranks_PT = rank_sequences(frames, ranks, self.raw_paths, self.rank_decay).to(log_probs_TC.device)
+        ranks_PT = rank_sequences(frames, ranks, self.raw_paths, self.rank_decay, log_probs_TC.device)
         if conditioned is None:
             best_TR = log_probs_TC.topk(ranks, dim=-1).indices
             classes_PT = best_TR[torch.arange(frames, device=best_TR.device), ranks_PT]
         else:
-            classes_PT = conditioned_classes(conditioned, ranks_PT, classes - 1)
+            classes_PT = conditioned_classes(conditioned, ranks_PT, ranks, classes - 1)
         labels_PT, lengths_P = collapse(classes_PT, blank=classes - 1)
-        lengths_P = torch.minimum(lengths_P.clamp(max=depth), lengths_to_stop(labels_PT, request.stop_ids))
-        return TokenTree.from_paths(request.root, labels_PT[:, :depth], lengths_P, limit=request.nodes)
+        lengths_P = torch.minimum(lengths_P.clamp(max=depth), lengths_to_stop(labels_PT, request.stop_ids_S()))
+        return TokenTree.from_paths(request.root, labels_PT[:, :depth], lengths_P, request.nodes, request.padded)
 
 
-def conditioned_classes(conditioned: ConditionedFrames, ranks_PT: Tensor, blank: int) -> Tensor:
+def conditioned_classes(conditioned: ConditionedFrames, ranks_PT: Tensor, ranks: int, blank: int) -> Tensor:
     """Return the classes_PT at these ranks, every frame conditioned on the labels of its own path before it."""
     rows_P = torch.zeros_like(ranks_PT[:, 0])  # all paths start from the one row of the empty prefix
     previous_P, frames = torch.full_like(rows_P, blank), []
     for frame, ranks_P in enumerate(ranks_PT.T):
-        best_KR = conditioned.class_scores(frame).topk(int(ranks_PT.max()) + 1, dim=1).indices
+        best_KR = conditioned.class_scores(frame).topk(ranks, dim=1).indices
         classes_P = best_KR[rows_P, ranks_P]
         frames.append(classes_P)
         is_new_label_P = (classes_P != blank) & (classes_P != previous_P)
@@ -204,14 +169,14 @@ def conditioned_classes(conditioned: ConditionedFrames, ranks_PT: Tensor, blank:
     return torch.stack(frames, dim=1)
 
 
-def lengths_to_stop(labels_PT: Tensor, stops: Sequence[int]) -> Tensor:
+def lengths_to_stop(labels_PT: Tensor, stops_S: Tensor) -> Tensor:
     """Return lengths_P up to and including the first stop token: nothing may be drafted below it."""
-    ends_PT = torch.isin(labels_PT, torch.tensor(stops, dtype=labels_PT.dtype, device=labels_PT.device))
+    ends_PT = torch.isin(labels_PT, stops_S)
     return (ends_PT.cumsum(dim=1) - ends_PT.long() == 0).sum(dim=1)
 
 
-@lru_cache(maxsize=32)  # a search in Python whose arguments do not change between drafts
-def rank_sequences(frames: int, ranks: int, paths: int, decay: float) -> Tensor:
+@cache  # a search in Python whose arguments do not change between drafts
+def rank_sequences(frames: int, ranks: int, paths: int, decay: float, device: torch.device) -> Tensor:
     """Return the `paths` rank sequences_PT of least cost, best first. Rank r in frame t (both from 0) costs
 
         r * -log(decay) + t / 1000, if r > 0.
@@ -228,4 +193,4 @@ def rank_sequences(frames: int, ranks: int, paths: int, decay: float) -> Tensor:
             if rank + 1 < ranks:
                 yield (*sequence[:frame], rank + 1, *sequence[frame + 1 :])
 
-    return torch.tensor(cheapest((0,) * frames, cost, successors, paths))
+    return torch.tensor(cheapest((0,) * frames, cost, successors, paths), device=device)

@@ -21,6 +21,8 @@ class DynamicTree:
         children: of one node; None for as many as the tree may have.
     """
 
+    fixed_shapes = True
+
     def __init__(self, width: int | None, children: int | None) -> None:
         self.width = check_int(width, "drafter.tree.width", null=True)
         self.children = check_int(children, "drafter.tree.children", null=True)
@@ -48,6 +50,7 @@ def build_dynamic_tree(
     root, count = request.root, request.nodes - 1
     if request.depth < 1 or count < 1:
         return TokenTree.only_root(root)
+    prune = prune and root.is_cpu and not request.padded  # elsewhere asking would stall every level
     stop_ids = request.stop_ids_S()
     tokens_K, rows_K = root.reshape(1), torch.zeros_like(root.reshape(1))
     nodes_K, log_probs_K = rows_K, torch.zeros(1, device=root.device)  # node 0 is the root, of probability 1
@@ -63,7 +66,7 @@ def build_dynamic_tree(
         levels.append((tokens_N, nodes_K[rows_N], joint_N))
         extendable_N = joint_N.masked_fill(torch.isin(tokens_N, stop_ids), -torch.inf)
         log_probs_K, continued_K = extendable_N.topk(min(width, len(extendable_N)))
-        if prune and root.is_cpu:  # on a GPU the number of live texts would be a host synchronisation per level
+        if prune:
             best_N = torch.cat([best_N, joint_N]).topk(min(count, len(best_N) + len(joint_N))).values
             if len(best_N) == count:
                 live = int((log_probs_K > best_N[-1]).sum())  # sorted: the live texts come first
@@ -73,11 +76,13 @@ def build_dynamic_tree(
         # Fewer than `width` nodes may be extendable; the others are continued with probability zero.
         tokens_K, rows_K, nodes_K = tokens_N[continued_K], rows_N[continued_K], first + continued_K
         first += len(tokens_N)
-    return top_nodes_tree(root, levels, count)
+    return top_nodes_tree(root, levels, count, request.padded)
 
 
-def top_nodes_tree(root: Tensor, levels: list[tuple[Tensor, Tensor, Tensor]], count: int) -> TokenTree:
-    """Return the tree of the `count` most probable candidates.
+def top_nodes_tree(
+    root: Tensor, levels: list[tuple[Tensor, Tensor, Tensor]], count: int, padded: bool = False
+) -> TokenTree:
+    """Return the tree of the `count` most probable candidates. padded: impossible ones are padding.
 
     Args:
         levels: per level tokens_R, parents_R and joint log-probabilities_R. Candidates are numbered from 1 across
@@ -85,9 +90,13 @@ def top_nodes_tree(root: Tensor, levels: list[tuple[Tensor, Tensor, Tensor]], co
     """
     tokens_R, parents_R, joint_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
     best_N = joint_R.argsort(descending=True, stable=True)[:count]  # stable: of equals the parent before its child
-    best_N = best_N[joint_R[best_N] > -torch.inf]
+    if not padded:
+        best_N = best_N[joint_R[best_N] > -torch.inf]
     node_R = tokens_R.new_zeros(len(tokens_R) + 1)
     node_R[best_N + 1] = torch.arange(1, len(best_N) + 1, device=best_N.device)
+    if padded:
+        real_N = joint_R[best_N] > -torch.inf
+        return TokenTree.padded(root, tokens_R[best_N], node_R[parents_R[best_N]], real_N, count + 1, len(levels))
     tokens_N = torch.cat([root.reshape(1), tokens_R[best_N]])
     parents_N = torch.cat([torch.full_like(root.reshape(1), -1), node_R[parents_R[best_N]]])
     path_probs_N = F.pad(joint_R[best_N].exp(), (1, 0), value=1.0)

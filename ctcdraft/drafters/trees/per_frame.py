@@ -21,6 +21,7 @@ class PerFrameTree:
     for a chain.
     """
 
+    fixed_shapes = True
     interprets_as = "tokens"
     exact = False  # whether the tree holds exactly the most probable texts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, Self
 
 import torch
@@ -54,17 +54,26 @@ class TreeRequest:
     stop_ids: Sequence[int] = ()  # tokens below which nothing is drafted
     sampling: DraftSampling | None = None  # needed by builders that sample their draft tokens
     min_path_prob: float = 0.0  # prefix searches stop at the first node below it; other builders ignore it
+    padded: bool = False  # return trees of exactly `nodes` nodes, without host synchronisation
 
     @classmethod
     def of(cls, context: Context, stop_ids: Sequence[int], rng: torch.Generator) -> TreeRequest:
         sampling = DraftSampling(rng, context.logits_processor)
-        return cls(context.root, context.depth, context.nodes, stop_ids, sampling, context.min_path_prob)
+        limits = context.min_path_prob, context.padded
+        return cls(context.root, context.depth, context.nodes, stop_ids, sampling, *limits)
 
     def limit_depth(self, depth: int) -> TreeRequest:
         return replace(self, depth=min(self.depth, depth))
 
     def stop_ids_S(self) -> Tensor:
-        return torch.tensor(self.stop_ids, dtype=torch.int64, device=self.root.device)
+        return resident_ids(tuple(self.stop_ids), self.root.device)
+
+
+@cache  # copied to an accelerator once; a copy in every draft would wait for it
+def resident_ids(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return token ids as a tensor, which must not be written to."""
+    with torch.inference_mode(False):  # usable in every mode
+        return torch.tensor(ids, dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)

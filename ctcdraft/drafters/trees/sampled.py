@@ -79,6 +79,7 @@ class SampledTokens(PerFrameTree):
     """Chains of one token per frame, for heads whose frame k is draft token k."""
 
     samples_drafts = True
+    fixed_shapes = False
 
     def __init__(self, chains: int) -> None:
         self.step_tree = SampledChains(chains)

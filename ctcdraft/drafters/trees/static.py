@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class StaticTree:
     there are nodes for. Tokens of probability zero and descendants of a stop token are left out.
     """
 
+    fixed_shapes = True
     # What is left out is not replaced, so a larger tree may lose other choices and keep fewer of the first ones.
     has_nested_trees = False
 
@@ -61,6 +62,8 @@ class StaticTree:
             tokens_N[level.nodes_J] = tokens_KR[entry]
             path_log_probs_N[level.nodes_J] = path_log_probs_N[parents_J] + best_KR[entry].float()
             real_N[level.nodes_J] = in_range_J & extendable_J & (best_KR[entry] > -torch.inf)
+        if request.padded:
+            return TokenTree.padded(root, tokens_N[1:], parents_N[1:], real_N[1:], len(tokens_N), len(levels))
         return keep_real_nodes(tokens_N, parents_N, real_N, len(levels), path_log_probs_N.exp())
 
 
@@ -99,7 +102,7 @@ class TreeLevel:
     ranks: int  # how many are needed
 
 
-@lru_cache(maxsize=64)  # plans are built in Python and copied to the device; depth and nodes rarely change
+@cache  # built in Python and copied to the device, where captured graphs go on reading them
 def plan_levels(
     choices: tuple[Choice, ...], conditioning_paths: tuple[Choice, ...], device: torch.device
 ) -> tuple[Tensor, list[TreeLevel]]:

@@ -17,7 +17,7 @@ from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.controls import RandomDrafter
 from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts
 from ctcdraft.evaluation.contestants import EvaluationSetup
-from ctcdraft.evaluation.profiling import STOP_TOKEN, FixedLengthVerifier, PhaseTimes, profile_answer
+from ctcdraft.evaluation.profiling import PhaseTimes, profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.progress import Progress
 
@@ -113,10 +113,8 @@ class TimedSteps:
 
     def profile(self, drafter: Any, prompt_L: Tensor, nodes: int) -> PhaseTimes:
         """Return the times of one run of the loop. Its length limit is far, which would make its last trees shallow."""
-        settings, limit = self.setup.settings, self.steps * nodes + 1
-        verify = FixedLengthVerifier(settings.verify, self.steps)
-        settings = replace(settings, nodes=nodes, max_new_tokens=limit, verify=verify)
-        return profile_answer(self.setup.base, drafter, prompt_L, settings, self.setup.seed, {STOP_TOKEN})
+        settings = replace(self.setup.settings, nodes=nodes, max_new_tokens=self.steps * nodes + 1)
+        return profile_answer(self.setup.base, drafter, prompt_L, settings, self.setup.seed, self.steps)
 
 
 def typical(repeats: Sequence[float]) -> float:

@@ -1,0 +1,229 @@
+"""The decoding step as a fixed sequence of device operations, which a CUDA graph can replay.
+
+    draft    the drafter's tree of fixed size, from tensors that the step before has written
+    read     one forward pass over it, behind a number of rows that the device alone knows
+    commit   verification, cache update, and what the next draft reads; one report for the host
+
+Nothing in a step waits for the device. The host reads the report of a step while the next one runs (static_loop.py).
+On a CPU the same operations run one by one, as a proof that they compute what exact shapes compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ctcdraft.decoding.loop import Drafter, prefill
+from ctcdraft.decoding.sampling import GumbelNoise
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.static_cache import StaticCache
+from ctcdraft.decoding.static_context import COUNTS, StaticContext
+from ctcdraft.decoding.tree import TokenTree, VerifyResult
+from ctcdraft.errors import first_line
+
+ROW_STEP = 256  # attention sees a multiple of so many rows, so that few graphs serve a growing text
+Watch = Callable[[str, Callable[[], Any]], Any]  # called with a part's name and its function
+
+
+class StaticDecoder:
+    """One drafter's steps on one base, in memory that stays in place from text to text.
+
+    Args:
+        cache: of the base; decoders may share it, as there is one text at a time.
+        longest: most tokens that a step commits.
+    """
+
+    def __init__(
+        self, base: Any, drafter: Drafter, settings: DecodingSettings, cache: StaticCache, longest: int
+    ) -> None:
+        self.base, self.settings, self.cache = base, settings, cache
+        self.drafter: Any = drafter
+        self.device, self.longest = base.device, longest
+        self.capture_error: str | None = None  # set when a capture failed; from then on all steps are eager
+        self.keeps_states = getattr(drafter, "uses_hidden_states", True)
+        numbers = {"dtype": torch.int64, "device": self.device}
+        self.root_1, self.count_1, self.key_1 = (torch.zeros(1, **numbers) for _ in range(3))
+        self.new_tokens_P = torch.zeros(longest, **numbers)
+        self.new_states_PD: Any = None  # allocated with the first text, which tells their width and dtype
+        self.report_R = torch.zeros(COUNTS + longest, **numbers)
+        self.root_counts = torch.tensor([1, 0, 0, 1], device=self.device)  # of a tree without draft tokens
+        self.noise = GumbelNoise(0, self.key_1) if settings.temperature > 0 else None
+        self.memory: Any = None
+        self.drafted: Any = None  # the tree; this and what the base computes for it link the parts of a step
+        self.output: Any = None
+        self.draft_caches: list[tuple[StaticCache, int]] = []  # with their rows beyond the text
+        self.captured_memories: list[Any] = []  # held, because graphs read tensors that a drafter made in another text
+        self.graphs: dict[tuple[str, int], Any] = {}  # by part, and by the rows that attention sees
+        self.prepared: set[int] = set()  # rows for which all graphs are there
+
+    def rows_behind(self, length: int) -> int:
+        """Return the rows that attention sees in the step after the one whose text has `length` rows."""
+        # The tokens of the step whose outcome is not known yet, and the next tree.
+        return seen_rows(length + self.longest + self.settings.nodes)
+
+    def start(self, prompt_L: Tensor, seed: int) -> tuple[int, StaticContext]:
+        """Read a prompt; return the first token of the response, and the context of the first draft."""
+        self.key_1.fill_(GumbelNoise.key_of(seed))
+        for cache, _ in [(self.cache, 0), *self.draft_caches]:
+            cache.restart()
+            cache.visible = cache.capacity
+        first = prefill(self.base, self.cache.exact, prompt_L, self.settings, self.noise)
+        self.cache.adopt_prompt()
+        self.memory, self._next_cache = None, 0
+        if self.new_states_PD is None:
+            self.new_states_PD = first.new_states_KD.new_zeros(len(self.new_tokens_P), first.new_states_KD.shape[1])
+        self.root_1.copy_(first.tokens_L[-1:])
+        context = replace(
+            self.context(),
+            new_tokens_K=first.tokens_L[1:],
+            new_states_KD=first.new_states_KD,
+            count_1=None,
+            tokens_L=first.tokens_L,
+        )
+        return int(first.tokens_L[-1]), context
+
+    def context(self) -> StaticContext:
+        """Return the context in the memory that steps write to."""
+        process = self.settings.process_draft_logits
+        return StaticContext(
+            self.root_1,
+            self.new_tokens_P,
+            self.new_states_PD,
+            self.count_1,
+            self.settings.nodes,
+            self.draft_cache,
+            process,
+        )
+
+    def draft_cache(self, layers: int, rows: int) -> StaticCache:
+        """Return an empty cache for a drafter's memory: in every text the same ones, in the order of being asked."""
+        if self._next_cache == len(self.draft_caches):
+            capacity = self.cache.capacity + rows
+            cache = StaticCache(layers, capacity, self.base.context_length + rows, self.device)
+            self.draft_caches.append((cache, rows))
+        self._next_cache += 1
+        return self.draft_caches[self._next_cache - 1][0]
+
+    def run(self, rows: int, first: StaticContext | None = None, watch: Watch | None = None) -> None:
+        """Queue one step whose attention sees `rows` rows.
+
+        first: the context of a text's first draft, whose shapes are the prompt's: that step is eager.
+        watch: called with every part and its function, to time the parts; None: the step is one graph.
+        """
+        self.see_rows(rows)
+        steps = {"draft": lambda: self.draft(first or self.context()), "read": self.read, "commit": self.commit}
+        eager = first is not None or self.capture_error is not None or not can_capture(self.device)
+        parts = steps if watch else {"step": lambda: [step() for step in steps.values()]}
+        for part, function in parts.items():
+            replay = function if eager else self.replay_of((part, self.cache.visible), function)
+            if watch is None:
+                replay()
+            else:
+                watch(part, replay)
+
+    def see_rows(self, rows: int) -> None:
+        """Let attention see so many rows."""
+        self.cache.visible = min(rows, self.cache.capacity)
+        for cache, extra in self.draft_caches:
+            cache.visible = min(rows + extra, cache.capacity)
+
+    def draft(self, context: StaticContext) -> None:
+        # None: drafters that sample their tokens have no fixed shapes.
+        self.drafted, self.memory = self.drafter.draft(context, self.memory, None)
+
+    def read(self) -> None:
+        self.output = self.base.read_tree(self.drafted, self.cache)
+
+    def commit(self) -> None:
+        tree, output = self.drafted, self.output
+        logits_NV = self.settings.process_logits(output.logits_NV)
+        result = self.settings.verify(tree, logits_NV, self.noise, self.cache.length_1)
+        if len(tree) == 1:
+            self.commit_root(result.bonus.reshape(1), output.states_ND)
+            return
+        path_K, length_1 = result.path_K.clamp(min=0), result.length.reshape(1)
+        tokens_K = committed_tokens(tree, result, path_K)
+        self.cache.keep_path(path_K, length_1)
+        self.root_1.copy_(result.bonus.reshape(1))
+        self.new_tokens_P[: len(tokens_K)].copy_(tokens_K)
+        if self.keeps_states:
+            self.new_states_PD[: len(path_K)].copy_(output.states_ND[path_K])
+        self.count_1.copy_(length_1)
+        counts = step_counts(tree, result, path_K)
+        self.report_R[: COUNTS + len(tokens_K)].copy_(torch.cat([*counts, tokens_K]))
+
+    def commit_root(self, bonus_1: Tensor, states_1D: Tensor) -> None:
+        """Commit a step without draft tokens, of which the bonus token alone is not known."""
+        self.cache.length_1.add_(1)
+        self.count_1.fill_(1)
+        self.root_1.copy_(bonus_1)
+        self.new_tokens_P[:1].copy_(bonus_1)
+        self.report_R[: COUNTS + 1].copy_(torch.cat([self.root_counts, bonus_1]))
+        if self.keeps_states:
+            self.new_states_PD[:1].copy_(states_1D)
+
+    def replay_of(self, key: tuple[str, int], function: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the replay of a captured graph, after capturing it on first use; the function if that fails."""
+        if key not in self.graphs:
+            try:
+                self.graphs[key] = self.capture(function)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # a base or drafter that synchronises with the host cannot be captured
+                self.capture_error = first_line(error)
+                return function
+        return self.graphs[key].replay
+
+    def capture(self, function: Callable[[], Any]) -> Any:
+        """Return a CUDA graph of a part, after the warm-up calls that kernels need; leave the state as it is."""
+        state = [self.root_1, self.count_1, self.new_tokens_P, self.new_states_PD, self.report_R, self.cache.length_1]
+        state += [cache.length_1 for cache, _ in self.draft_caches]
+        self.captured_memories.append(self.memory)
+        saved = [tensor.clone() for tensor in state if tensor is not None]
+
+        def restore() -> None:
+            for tensor, value in zip((one for one in state if one is not None), saved, strict=True):
+                tensor.copy_(value)
+
+        for _ in range(2):
+            function()
+            restore()
+        return capture_graph(function)
+
+
+def can_capture(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def capture_graph(function: Callable[[], Any]) -> Any:
+    """Return a CUDA graph of a function that was called before, as kernels need it."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph
+
+
+def seen_rows(rows: int) -> int:
+    """Return the rows that attention sees for at least so many in use.   100 -> 256, 1,100 -> 1,280, 5,000 -> 5,120"""
+    step = max(ROW_STEP, 1 << max(rows.bit_length() - 3, 0))
+    return -(-rows // step) * step
+
+
+def committed_tokens(tree: TokenTree, result: VerifyResult, path_K: Tensor) -> Tensor:
+    """Return the new tokens_K, the bonus token behind the accepted draft tokens; what follows it is not defined."""
+    tokens_K = F.pad(tree.tokens_N[path_K[1:]], (0, 1))
+    return tokens_K.scatter(0, result.length.reshape(1) - 1, result.bonus.reshape(1))
+
+
+def step_counts(tree: TokenTree, result: VerifyResult, path_K: Tensor) -> list[Tensor]:
+    """Return the numbers that begin a report, each as a tensor [1]."""
+    real_N, length_1 = tree.tokens_N >= 0, result.length.reshape(1)
+    has_child = ((tree.parents_N == path_K.gather(0, length_1 - 1)) & real_N).any()
+    drafted, nodes = (tree.depths_N * real_N).max(), real_N.sum()
+    return [length_1, *(count.reshape(1).long() for count in (has_child, drafted, nodes))]
