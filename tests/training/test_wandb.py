@@ -99,5 +99,7 @@ def test_wandb_accepts_a_resumed_run(tmp_path, monkeypatch):
         logger.close()
     assert runs[0] == runs[1]
     assert runs[0][1:] == ("sweep/1 seed=1", "sweep", ("ctc", "CTC", "b"))
-    folders = {folder.name.rsplit("-", 1)[-1] for folder in (tmp_path / "wandb").glob("offline-run-*")}
-    assert folders == {runs[0][0]}
+    folders = [folder.name for folder in (tmp_path / "wandb").glob("offline-run-*")]
+    # offline-run-TIME-ID, with -1 appended where both starts fall into one second
+    assert len(folders) == 2
+    assert {folder.split("-")[3] for folder in folders} == {runs[0][0]}
