@@ -1,8 +1,6 @@
 """`make gpu`, rehearsed on a CPU: it writes the files, goes on where it ended, and refuses a machine without CUDA."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -10,8 +8,11 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu_goals import goals_of
-from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.config.cli import compose_config
+from ctcdraft.config.contestants import resolve_contestants
+from ctcdraft.config.schema import check_config
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.environment import package_version
 
 
 @pytest.fixture
@@ -100,11 +101,11 @@ def test_the_demo_is_evaluated_three_times(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "run_logged", lambda command, log, deadline: commands.append((command, log.name)))
     gpu.main(["demo", "device=cpu", f"out={tmp_path}"])
     assert [name for _, name in commands] == ["bfloat16.txt", "fixed_shapes.txt", "shipped.txt"]
+    assert all(command[-1] == "overwrite=false" for command, _ in commands)
     for command, _ in commands:
-        planned = subprocess.run(
-            [sys.executable, *command, "plan_only=true"], cwd=REPOSITORY, capture_output=True, text=True, timeout=200
-        )
-        assert planned.returncode == 0, planned.stderr
+        config = compose_config(command[0].removesuffix(".py"), *command[1:])
+        check_config(config)
+        assert "autoregressive" in resolve_contestants(config)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -114,6 +115,10 @@ def test_without_a_device_there_is_one_sentence():
             gpu.main([part])
     with pytest.raises(InputError, match="give one of tests, latency, demo"):
         gpu.main(["everything"])
+
+
+def test_the_repository_runs_without_being_installed():
+    assert package_version("no-such-package") == "not installed"
 
 
 def test_the_name_of_a_card_is_a_folder():

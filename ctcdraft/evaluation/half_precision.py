@@ -238,12 +238,10 @@ def repeat_fixed_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Te
     cache = StaticCache(base.layers, len(prompt_L) + recording.rows, base.context_length, base.device)
     base.read(prompt_L, cache.exact)
     cache.adopt_prompt()
-    used = len(prompt_L)
     for tree, path in recording.steps:
-        cache.visible = min(seen_rows(used + len(tree)), cache.capacity)
+        cache.visible = min(seen_rows(int(cache.length_1) + len(tree)), cache.capacity)
         output = base.read_tree(tree, cache)
         cache.keep_path(torch.tensor(path, device=base.device), torch.tensor([len(path)], device=base.device))
-        used += len(path)
     return last_logits(recording, output)
 
 

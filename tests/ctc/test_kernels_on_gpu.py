@@ -20,9 +20,7 @@ from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="compiles Triton kernels; no CUDA device here"
-    ),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="compiles Triton kernels; no CUDA device here"),
 ]
 
 

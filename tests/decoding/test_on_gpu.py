@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_static_loop import HOW, PROMPTS, all_drafters
@@ -25,7 +27,7 @@ def captured_drafters(base, folder):
 def test_a_step_waits_for_nothing_but_the_report(temperature, tmp_path):
     """`set_sync_debug_mode` raises at every operation that waits for the device."""
     base = random_base(context=128).to("cuda")
-    how = HOW.__class__(**{**vars(HOW), "temperature": temperature})
+    how = replace(HOW, temperature=temperature)
     for drafter in captured_drafters(base, tmp_path):
         base.static_shapes = StaticShapes()
         generate(base, drafter, PROMPTS[0].cuda(), how, frozenset(), 5)
