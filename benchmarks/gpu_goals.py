@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.report.tables import markdown_table
+from ctcdraft.report.tables import Columns, markdown_table
 
 # Measure of a row, the limit, and whether it is the least.
 GOALS: dict[str, tuple[str, float, bool]] = {
@@ -21,18 +22,26 @@ GOALS_OF_ALL: dict[str, tuple[float, bool]] = {"v64": (1.15, False), "o": (0.03,
 def report(hardware: str, rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as tables, with the goals beside them."""
     measured = [row for row in rows if "error" not in row]
-    number = {key: (lambda row, key=key: f"{row[key]:.3f}") for key in ("c", "v", "o", "utilization")}
-    columns = {key: (lambda row, key=key: str(row[key])) for key in ("mode", "context", "drafter")}
+    columns = columns_of("mode", "context", "drafter", "c", "v", "o", "utilization")
     parts = [f"# Latency on {hardware}"]
     if measured:
         bandwidth = statistics.median(row["machine"]["bandwidth"] for row in measured)
-        parts += [f"Copy bandwidth {bandwidth / 1e9:,.0f} GB/s.", markdown_table(measured, {**columns, **number})]
+        parts += [f"Copy bandwidth {bandwidth / 1e9:,.0f} GB/s.", markdown_table(measured, columns)]
     goals = [goal for row in measured for goal in goals_of(row)]
     if goals:
-        names = ("mode", "context", "drafter", "measure", "value", "goal", "reached")
-        parts.append(markdown_table(goals, {name: (lambda goal, name=name: str(goal[name])) for name in names}))
+        columns = columns_of("mode", "context", "drafter", "measure", "value", "goal", "reached")
+        parts.append(markdown_table(goals, columns))
     parts += [f"{row['mode']}, {row['context']}, {row['drafter']}: {row['error']}" for row in rows if "error" in row]
     return "\n\n".join(parts) + "\n"
+
+
+def columns_of(*keys: str) -> Columns:
+    """Return columns of these fields, fractions with three digits."""
+
+    def cell(key: str, row: dict[str, Any]) -> str:
+        return f"{row[key]:.3f}" if isinstance(row[key], float) else str(row[key])
+
+    return {key: partial(cell, key) for key in keys}
 
 
 def goals_of(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -45,4 +54,4 @@ def goals_of(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
             reached = value >= limit if least else value <= limit
             named = {key: row[key] for key in ("mode", "context", "drafter")}
             goal = f"{'>=' if least else '<='} {limit}"
-            yield {**named, "measure": measure, "value": f"{value:.3f}", "goal": goal, "reached": reached}
+            yield {**named, "measure": measure, "value": value, "goal": goal, "reached": reached}
