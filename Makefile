@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
 
-.PHONY: setup demo test test-slow test-vllm serve lint docs
+.PHONY: setup demo test test-slow test-vllm serve lint docs gpu
 
 setup: .venv/ready
 
@@ -30,6 +30,13 @@ test: setup
 # The slow tests: statistical ones with many more samples, notebooks, whole studies.
 test-slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# On a CUDA machine, in at most 8 minutes: PART=tests, latency or demo, into results/device/CARD. It installs nothing:
+# without .venv it runs with PYTHON, which needs Python 3.11 or newer, torch and transformers (docs/performance.md).
+PART ?= latency
+
+gpu:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(PART)
 
 # vLLM pins its own torch and transformers, so it has an environment of its own (docs/serving.md).
 VLLM := .venv-vllm/bin

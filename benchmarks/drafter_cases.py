@@ -39,21 +39,24 @@ def drafter_cases(base: Any, draft_model: str, like: Mapping[str, Any] | None = 
         draft_model: folder of a language model with the base's tokenizer.
         like: the cases of another device, whose weights these get.
     """
-    cases: dict[str, Any] = {}
-    for name, overrides in OVERRIDES.items():
-        path = [f"drafter.path={draft_model}"] if name.startswith("draft_model") else []
-        torch.manual_seed(0)
-        cases[name] = drafter = build_drafter(compose_config("train", *overrides, *path).drafter, base)
-        if not isinstance(drafter, DraftHead):
-            continue
-        if like is not None:
-            drafter.load_state_dict(like[name].state_dict())
-        elif not drafter.usable_untrained:
-            spread_weights(drafter)
-        drafter.for_inference(base)
+    cases = {name: random_drafter(name, base, draft_model, like and like[name]) for name in OVERRIDES}
     cases["merged"] = Merged(base, cases["ctc"], cases["prompt_lookup"])
     cases["staged"] = Staged(base, cases["draft_model"], cases["prompt_lookup"], first_nodes=8)
     return cases
+
+
+def random_drafter(name: str, base: Any, draft_model: str = "", like: Any = None) -> Any:
+    """Return one of these drafters; for the arguments see drafter_cases."""
+    path = [f"drafter.path={draft_model}"] if name.startswith("draft_model") else []
+    torch.manual_seed(0)
+    drafter = build_drafter(compose_config("train", *OVERRIDES[name], *path).drafter, base)
+    if not isinstance(drafter, DraftHead):
+        return drafter
+    if like is not None:
+        drafter.load_state_dict(like.state_dict())
+    elif not drafter.usable_untrained:
+        spread_weights(drafter)
+    return drafter.for_inference(base)
 
 
 @torch.no_grad()

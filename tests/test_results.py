@@ -12,7 +12,8 @@ from studies import results
 from studies.results import RESULTS, STUDIES, main, of_text, rebuild, rewritten, selected, table
 
 SMALL = "demo"
-FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+# results/device has what `make gpu` wrote on this machine; it is no study.
+FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir() and path.name != "device")
 REBUILT = {".csv", ".svg"}
 
 
@@ -83,7 +84,7 @@ def test_a_changed_cell_is_rewritten(tmp_path):
 
 
 def test_results_stay_small():
-    files = [path for path in RESULTS.rglob("*") if path.is_file()]
+    files = [path for folder in FOLDERS for path in folder.rglob("*") if path.is_file()]
     assert len(files) <= 80
     assert sum(file.stat().st_size for file in files) <= 3_000_000
 

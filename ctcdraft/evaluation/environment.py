@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,7 +34,8 @@ HASHED_SOURCES = (
     *("corpus/chat_template.py", "corpus/types.py"),  # rendering of prompts
     *("evaluation/contestants.py", "evaluation/runner.py", "evaluation/profiling.py"),
     *("evaluation/replay/drafts.py", "evaluation/replay/evaluation.py"),
-    *("evaluation/losslessness.py", "evaluation/distribution_test.py"),  # the checks stored in a record
+    # The checks stored in a record.
+    *("evaluation/losslessness.py", "evaluation/half_precision.py", "evaluation/distribution_test.py"),
 )
 
 
@@ -44,8 +45,16 @@ def environment() -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": git_state(Path(__file__).parents[2]),
         "versions": {"python": platform.python_version()}
-        | {package: version(package) for package in ("ctcdraft", "torch", "transformers")},
+        | {package: package_version(package) for package in ("ctcdraft", "torch", "transformers")},
     }
+
+
+def package_version(package: str) -> str:
+    """Return the version of a package; this one also runs from its repository, without being installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def code_hash(package: Path = Path(__file__).parents[1]) -> str:

@@ -32,6 +32,7 @@ from ctcdraft.evaluation.records import (
 )
 from ctcdraft.evaluation.tracer import TraceSettings
 from ctcdraft.models.fingerprint import was_quantized_since
+from ctcdraft.models.stats import DraftBytes
 from ctcdraft.progress import Progress
 
 
@@ -186,6 +187,7 @@ class Evaluation:
     def labels(self, name: str) -> dict[str, Any]:
         """Return the fields of a row that need no measurement."""
         setup, contestant = self.setup, self.contestants[name]
+        least = DraftBytes.of(contestant.drafter, setup.base, weight_bytes(setup.base))
         return {
             "benchmark": self.benchmark.name,
             "decoding": self.decoding,
@@ -193,6 +195,7 @@ class Evaluation:
             "nodes": setup.settings_of(name).nodes,
             "adaptive": name in self.predicted,
             "draft_parameters": contestant.parameters,
+            "c_least": least and least.least_c,
             "hardware": hardware_name(setup.base.device),
             "dtype": str(setup.base.dtype).removeprefix("torch."),
             "fingerprint": contestant.fingerprint,

@@ -2,8 +2,7 @@
 
 Logits of a tree forward pass and of a one-token forward pass differ by about 1e-5 even in float32, so a token can
 change where the base model's two best scores are nearly equal. To tell such a near tie from a bug, both answers are
-decoded again in float64, where the difference must vanish. In half precision that proves nothing, because rounding
-differences are expected there; but a margin can be too large to be explained by rounding.
+decoded again in float64, where the difference must vanish. In half precision float32 decides, see half_precision.py.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.distribution_test import ChiSquareFit, PITHistogram
+from ctcdraft.evaluation.half_precision import is_rounding, scores
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Divergence, Record
 
 TIE_MARGIN = 1e-4  # of logits in float32: a larger margin is never explained by rounding
@@ -52,7 +51,12 @@ class LosslessnessChecker:
         if not self.settings.owes_token_identity(sampled):
             return Divergence(turn, position, None, None, owed=False)
         margin, least = self._top2_margin(prompt_L, truth[:position], seed)
-        return Divergence(turn, position, margin, self._explained_by_rounding(name, margin, least, prompt_L, seed))
+        rounding = None
+        if self.base.dtype in HALF_PRECISION_ROUNDING:
+            rounding = is_rounding(self.setup, name, prompt_L, (tokens, truth), seed)
+        if rounding is None:
+            rounding = self._explained_by_rounding(name, margin, least, prompt_L, seed)
+        return Divergence(turn, position, margin, rounding)
 
     def _top2_margin(self, prompt_L: Tensor, agreed: Sequence[int], seed: int) -> tuple[float | None, float]:
         """Return the margin of the base model's two best tokens after the common text, and the rounding bound.
@@ -62,11 +66,7 @@ class LosslessnessChecker:
         text_L = torch.cat([prompt_L, torch.tensor(agreed, dtype=prompt_L.dtype, device=prompt_L.device)])
         scores_1V = self.base.read(text_L, self.base.new_cache(len(text_L))).logits_NV
         least = rounding_bound(scores_1V)
-        if self.settings.temperature > 0:
-            position_1 = torch.tensor([len(text_L)], device=text_L.device)
-            scores_1V = self.settings.process_logits(scores_1V)
-            scores_1V = scores_1V + GumbelNoise(seed).gumbel(position_1, scores_1V.shape[-1])
-        best, second = scores_1V[0].topk(2).values.tolist()
+        best, second = scores(self.settings, scores_1V, len(text_L), seed)[0].topk(2).values.tolist()
         return (best - second if isfinite(best - second) else None), least
 
     def _explained_by_rounding(

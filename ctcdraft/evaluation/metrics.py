@@ -36,12 +36,14 @@ DEFINITIONS = {  # printed below the tables of a report
     "ci": "95 % paired bootstrap over questions",
     "c, v, o": "time per pass of drafting (with tree building), of reading the tree, and of all else (verify, keep, "
     "other), in units of one autoregressive step of the same profiling run",
+    "c_least": "lower bound of c from bytes: weights of a draft, each read once, / weights of a step of the base",
     "time": "seconds per pass in the profiling run; prefill: seconds per answer",
     "predicted": "tau / (c + v + o), to be compared with speedup_decode",
     "roof_share": "memory-bandwidth utilization: bytes of weights and KV read per pass / measured copy bandwidth / "
     "measured seconds of the forward pass; above 1 if the weights fit into the processor's cache",
     "equal": "questions whose turns all equal autoregression's, token for token; `rounding` counts those that "
-    "differ at a margin below 1e-4 (when sampling: margin times min(T, 1)) and are equal in float64",
+    "differ at a margin below 1e-4 (when sampling: margin times min(T, 1)) and are equal in float64, or in half "
+    "precision those whose logits the base in float32 explains",
     "distribution test": "if draft tokens are sampled, or the verifier is lossy, tokens need not equal those of "
     "autoregression: a chi-square test in two token orders (base probability; draft over base) checks that they follow "
     "the base model's distribution; p: its p-value; LOSSY: not even that is promised",

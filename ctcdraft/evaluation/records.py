@@ -49,9 +49,9 @@ class Divergence:
         position: index of the token in the answer.
         margin: difference between the base model's two best scores there; None if only one token was possible, or if
             token identity is not promised.
-        rounding: True if both answers are equal when decoded again in float64. False if they are not, or if the margin
-            is too large for a rounding error. None if it cannot be decided: the base model runs in half precision and
-            the margin is small, or token identity is not promised.
+        rounding: True if rounding explains it: by decoding again in float64 (see losslessness.py), in half precision by
+            the base in float32 (see half_precision.py). False if it does not. None if it cannot be decided: no copy of
+            the base in float32 is possible and the margin is small, or token identity is not promised.
         owed: whether token identity is promised.
     """
 

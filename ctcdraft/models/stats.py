@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.nn.draft_vocab import DraftVocabHead
 from ctcdraft.nn.transformer import BlockConfig
 
 
@@ -75,6 +77,57 @@ class ModelStats:
         # With auxiliary layers transformers keeps the hidden states of all layers.
         saved = (self.layers + 1) * self.width if self.states_per_token > 1 else 0
         return rows * length * (values + saved) * self.itemsize
+
+
+@dataclass(frozen=True)
+class DraftBytes:
+    """Weights that one draft reads at least, in bytes: each once, in the dtype of the base.
+
+    A drafter that computes token by token reads its weights again for every level; keys and values come on top.
+    """
+
+    body: int
+    correction: int
+    head: int  # its own rows: the blank
+    vocabulary: int  # rows of the lm_head
+    base: int  # read by one step of the base
+
+    @classmethod
+    def of(cls, drafter: Any, base: BaseLM, base_bytes: int | None = None) -> Self | None:
+        """Return the bytes of a drafter; None for one without weights. base_bytes: of a quantised base."""
+        size, parts = ModelStats.of(base), {"body": 0, "correction": 0, "head": 0, "vocabulary": 0}
+        for part, count in read_weights(drafter, base) if isinstance(drafter, nn.Module) else ():
+            parts[part] += count * size.itemsize
+        read = (size.body + size.head) * size.itemsize if base_bytes is None else base_bytes
+        return cls(**parts, base=read) if any(parts.values()) else None
+
+    @property
+    def total(self) -> int:
+        return self.body + self.correction + self.head + self.vocabulary
+
+    @property
+    def least_c(self) -> float:
+        """The lower bound of c where memory bandwidth limits both the draft and the base."""
+        return self.total / self.base
+
+
+def read_weights(drafter: nn.Module, base: BaseLM) -> Iterator[tuple[str, int]]:
+    """Yield the part of a draft and the number of values of every weight it multiplies with."""
+    vocabularies = [len(each.words_N) for each in drafter.modules() if isinstance(each, DraftVocabHead)]
+    drafted, lm_head, seen = min(vocabularies, default=base.vocabulary), base.head.weight, set[int]()
+    for name, module in drafter.named_modules():
+        if isinstance(module, nn.Embedding):  # a few rows
+            continue
+        for weight in module.parameters(recurse=False):
+            if id(weight) in seen:
+                continue
+            seen.add(id(weight))
+            part = name.partition(".")[0]
+            # With a draft vocabulary only its rows of a table over the vocabulary are read.
+            shape = getattr(weight, "ds_shape", weight.shape)
+            rows = drafted if shape[0] == base.vocabulary else shape[0]
+            part = "vocabulary" if weight is lm_head else part if part in ("correction", "head") else "body"
+            yield part, count_elements(weight) // shape[0] * rows
 
 
 def count_elements(weight: Tensor) -> int:

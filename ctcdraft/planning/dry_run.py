@@ -23,7 +23,13 @@ from ctcdraft.models.stats import ModelStats
 from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
 from ctcdraft.planning.corpus import describe_hidden_states
-from ctcdraft.planning.training import StepMemory, count_saved_bytes, describe_disk, forward_and_loss
+from ctcdraft.planning.training import (
+    StepMemory,
+    count_saved_bytes,
+    describe_disk,
+    describe_draft_bytes,
+    forward_and_loss,
+)
 from ctcdraft.planning.workload import CorpusTokenCounts
 
 
@@ -151,6 +157,7 @@ def plan_dry_run(
     return "\n".join(
         [
             f"drafter     {memory.trained:,} trainable parameters",
+            *describe_draft_bytes(drafter, base),
             f"corpus      {corpus.answers:,} responses, {corpus.tokens:,} tokens ({corpus.source})",
             f"steps       {settings.steps:,} of {several}{shape.rows} rows x {shape.anchors} anchors, "
             f"{epochs:.1f} epochs",

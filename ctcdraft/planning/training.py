@@ -20,7 +20,7 @@ from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.hardware import format_bytes, peak_process_bytes
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.models.stats import ModelStats
+from ctcdraft.models.stats import DraftBytes, ModelStats
 from ctcdraft.nn.heads import CHUNK_BYTES, Emissions
 from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
@@ -28,6 +28,7 @@ from ctcdraft.planning.corpus import describe_bytes, describe_hidden_states
 from ctcdraft.training.engine import TorchEngine, compile_forward
 
 ForwardResult = TypeVar("ForwardResult")
+MANY_ROWS = 0.03  # of the base's bytes
 BYTES_PER_TRAINED_PARAMETER = 16  # weight, gradient and AdamW's two moments in float32; Muon has one moment
 
 
@@ -67,6 +68,7 @@ def plan_training(
         [
             f"drafter     {own:,} trainable parameters{of_base}, block initialised {drafter.initialised}",
             *describe_draft_vocab(drafter, batches.rows, base.vocabulary),
+            *describe_draft_bytes(drafter, base),
             f"corpus      {len(batches.rows):,} responses, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
             f"steps       {steps:,} of {several}{rows} rows x {anchors} anchors, "
@@ -180,6 +182,20 @@ def describe_draft_vocab(drafter: DraftHead, rows: TokenSequences, vocabulary_si
         return []
     share = drafter.vocab_coverage(rows.token_counts(vocabulary_size))
     return [f"vocabulary  the most frequent tokens: {share:.1%} of the tokens of responses; no other token is drafted"]
+
+
+def describe_draft_bytes(drafter: DraftHead, base: BaseLM) -> list[str]:
+    """Return the lower bound of c, and what lowers it where the rows of the vocabulary are much of it."""
+    if (read := DraftBytes.of(drafter, base)) is None:
+        return []
+    parts = ", ".join(f"{part} {format_bytes(getattr(read, part))}" for part in ("body", "correction", "head"))
+    rows, advice = read.vocabulary / read.base, ""
+    if rows > MANY_ROWS and not drafter.has_draft_vocab:
+        advice = f"; the vocabulary alone is {rows:.3f}, of which drafter.vocabulary= reads less"
+    return [
+        f"draft       reads at least {format_bytes(read.total)} ({parts}, vocabulary {format_bytes(read.vocabulary)}) "
+        f"where a step of the base reads {format_bytes(read.base)}: c >= {read.least_c:.3f}{advice}"
+    ]
 
 
 def smoke_test(

@@ -168,8 +168,9 @@ def describe_divergence(row: Row) -> str | None:
     if margins:
         sentence += f" (margins {min(margins):.1e} to {max(margins):.1e})"
     if explained:
-        sentence += f"; {explained} of them by rounding, equal in float64"
-    if undecided:  # in half precision alone: in float32 a second decoding in float64 decides
+        how = "equal in float64" if row["dtype"] == "float32" else "as the base in float32 shows"
+        sentence += f"; {explained} of them by rounding, {how}"
+    if undecided:  # in half precision alone, and where no copy of the base in float32 is possible
         which = f"{undecided} of them are" if wrong or explained else "this is"
         sentence += f"; near ties may flip in {row['dtype']}, so {which} undecided{tables.describe_null(row)}"
     return f"NOT LOSSLESS: {sentence}" if wrong else sentence

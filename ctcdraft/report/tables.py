@@ -115,6 +115,7 @@ DETAIL_COLUMNS: Columns = {  # other definitions of the same measures, for compa
     "tokens": lambda row: f"{row['tokens']:,}",
     "forward passes": lambda row: f"{row['passes']:,}",
     "parameters": lambda row: f"{row['draft_parameters']:,}",
+    "c_least": lambda row: format_number(row.get("c_least"), 3),  # reports of older versions lack it
     "roof_share": lambda row: format_share(row["roof_share"]),
     "peak memory": lambda row: "-" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 1e9:.2f} GB",
 }

@@ -45,7 +45,7 @@ CONTRACT = {
     *("speedup", "speedup_ci", "speedup_decode", "speedup_paper", "tokens_per_second"),
     *("time", "c", "v", "o", "predicted_speedup", "roof_share", "peak_memory_bytes", "lossless", "accuracy"),
     *("ended_share", "repeated_4gram_share", "categories", "draft_parameters", "hardware", "dtype", "fingerprint"),
-    *("crossing", "quantised_since", "other_kernels"),
+    *("crossing", "quantised_since", "other_kernels", "c_least"),
 }
 LOSSLESS = {"unit", "prompts", "equal", "rounding", "first_divergence_margins", "chi_square", "tv", "null_tv"}
 LOSSLESS |= {"owes", "p_value", "tokens", "by_draft", "owed", "null"}

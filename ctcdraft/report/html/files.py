@@ -14,6 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.half_precision import NOISE_RATIO
 from ctcdraft.evaluation.losslessness import HALF_PRECISION_ROUNDING, MAX_ROUNDINGS, TIE_MARGIN
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
@@ -143,10 +144,12 @@ def format_noise(noise: float | None) -> str:
 
 
 def rounding_note(dtype: str, noise: float | None) -> str:
-    # In half precision decoding again in float64 proves nothing, because rounding differences are expected there.
     if any(str(half) == f"torch.{dtype}" for half in HALF_PRECISION_ROUNDING):
         bound = (
-            f"In {dtype} a divergence at a margin below {MAX_ROUNDINGS} roundings of the top logit is undecided, a "
+            f"In {dtype} both responses are decoded once more, and the base in float32 reads the same trees. "
+            "A divergence is rounding if these logits are those of the text alone, and those that chose the tokens "
+            f"differ from them at most {NOISE_RATIO:g} times as much as a plain forward pass in {dtype} does. Where "
+            f"float32 is impossible, one at a margin below {MAX_ROUNDINGS} roundings of the top logit is undecided, a "
             "larger one wrong."
         )
     else:

@@ -1,0 +1,78 @@
+"""The lower bound of c from bytes, against bytes counted by hand."""
+
+import pytest
+import torch
+from tiny_models import random_base
+from training_parts import ctc_head
+
+from benchmarks.drafter_cases import random_drafter
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.models.meta import build_meta_base
+from ctcdraft.models.stats import DraftBytes
+from ctcdraft.planning.training import describe_draft_bytes
+
+LLAMA3 = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+LAYER = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+TABLE = 128256 * 4096
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return build_meta_base("llama3", "bfloat16", config=LLAMA3)
+
+
+def test_medusa_on_llama_3_by_hand(llama):
+    with torch.device("meta"):
+        read = DraftBytes.of(random_drafter("medusa", llama), llama)
+    assert read.base == 2 * (32 * LAYER + 4096 + TABLE)
+    assert read.body == 2 * 4 * (4096 * 4096 + 4096)  # four heads, with biases
+    assert read.head == 2 * (4096 + 1)
+    assert read.correction == 0
+    assert read.vocabulary == 2 * TABLE
+    assert read.vocabulary / read.base == pytest.approx(0.070, abs=5e-4)
+    assert read.least_c == (read.body + read.head + read.vocabulary) / read.base
+
+
+def test_the_plan_advises_a_draft_vocabulary_where_its_rows_are_many(llama):
+    with torch.device("meta"):
+        (line,) = describe_draft_bytes(random_drafter("medusa", llama), llama)
+    assert "vocabulary 1.1 GB) where a step of the base reads 15.0 GB: c >= 0.079" in line
+    assert line.endswith("the vocabulary alone is 0.070, of which drafter.vocabulary= reads less")
+
+
+def test_a_gru_and_a_draft_vocabulary_by_hand():
+    base = random_base()  # float32, V 261, D 32, not tied
+    whole = random_drafter("ctc_gru", base)
+    gru = 192 * 32 + 192 * 64 + 2 * 192 + (64 * 32 + 64) + 32  # cell, first memory, norm of the embedding
+    read = DraftBytes.of(whole, base)
+    assert read.correction == 4 * (gru + 261 * 64)
+    assert read.vocabulary == 4 * 261 * 32
+    small = ctc_head(base)
+    plain = DraftBytes.of(small, base)
+    small.head = type(small.head)(base.head, base.width, vocabulary=61)
+    fewer = DraftBytes.of(small, base)
+    assert (fewer.vocabulary, fewer.body, fewer.base) == (4 * 61 * 32, plain.body, plain.base)
+
+
+def test_a_tied_lm_head_counts_once_and_quantised_bytes_are_given():
+    base = random_base(tie_word_embeddings=True)
+    read = DraftBytes.of(ctc_head(base), base)
+    assert read.vocabulary == 4 * 261 * 32
+    values = {id(weight): weight.numel() for weight in base.lm.parameters()}
+    assert read.base == 4 * sum(values.values())
+    assert DraftBytes.of(ctc_head(base), base, base_bytes=1000).least_c == read.total / 1000
+
+
+def test_drafters_without_weights_have_none():
+    base = random_base()
+    assert DraftBytes.of(Autoregressive(base), base) is None
+    assert DraftBytes.of(PromptLookup(base, 2, 4), base) is None
