@@ -8,7 +8,7 @@ from typing import Self
 from torch import Tensor
 
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.nn.transformer import BlockConfig
+from ctcdraft.nn.block_config import BlockConfig
 
 
 @dataclass(frozen=True)
