@@ -50,7 +50,8 @@ def fused(module: str, launches: int, writes: tuple[str, ...] = ()) -> Callable[
     def register(definition: Callable[..., Any]) -> Operation:
         name, operation = definition.__name__, Operation(definition, module, launches)
         LIBRARY.define(name + torch.library.infer_schema(definition, mutates_args=writes))
-        LIBRARY.impl(name, definition, "CPU")
+        for backend in ("CPU", "MPS", "XPU", "Meta"):
+            LIBRARY.impl(name, definition, backend)
         LIBRARY.impl(name, operation.on_cuda, "CUDA")
         OPERATIONS[name] = operation
         return operation

@@ -98,8 +98,8 @@ def embed_kernel(
         tl.store(out_row + table_start + index_D, x_D.to(out.dtype.element_ty), mask=index_D < width)
     else:
         index_D += (part - of_table) * D
-        x_D = tl.load(states_XE + tl.load(rows_K + row) * states_row + index_D, mask=index_D < other, other=0)
-        tl.store(out_row + states_start + index_D, x_D, mask=index_D < other)
+        state_D = tl.load(states_XE + tl.load(rows_K + row) * states_row + index_D, mask=index_D < other, other=0)
+        tl.store(out_row + states_start + index_D, state_D, mask=index_D < other)
 
 
 def gru_step(
