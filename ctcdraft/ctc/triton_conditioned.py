@@ -54,22 +54,9 @@ def shapes(log_probs_TC: Tensor, rows: int) -> dict[str, int]:
 
 @triton.jit
 def normaliser_kernel(
-    log_probs_TC,
-    memory_KR,
-    out_VR,
-    partial_BKT,  # result: the sum over the tokens of each block
-    row_stride,
-    token_stride,
-    rank_stride,
-    frames,
-    vocabulary,
-    rank,
-    rows,
-    T: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,  # tokens of a block
-    R: tl.constexpr,  # rank multiplied at once
-):
+    log_probs_TC, memory_KR, out_VR, partial_BKT, row_stride, token_stride, rank_stride, frames, vocabulary, rank,
+    rows, T: tl.constexpr, K: tl.constexpr, V: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
     block = tl.program_id(0)
     token_V, row_K, frame_T = block * V + tl.arange(0, V), tl.arange(0, K), tl.arange(0, T)
     factor_KV = factors(memory_KR, out_VR, token_V, row_K, token_stride, rank_stride, vocabulary, rank, rows, K, V, R)
@@ -81,37 +68,11 @@ def normaliser_kernel(
 
 @triton.jit
 def expand_kernel(
-    log_probs_TC,
-    stops_S,
-    tokens_K,  # the prefixes of this level: last token,
-    parents_K,  # row in the level above,
-    mass_K,
-    memory_KR,
-    out_VR,
-    partial_BKT,
-    above_tokens_K,  # the level above
-    above_memory_KR,
-    above_masses_3KT,
-    masses_3KT,  # result: before every frame, ending in a blank and either; then the scale of the frames
-    steps_K3T,  # scratch
-    row_stride,
-    token_stride,
-    rank_stride,
-    frames,
-    vocabulary,
-    rank,
-    rows,
-    above_rows,
-    blocks,
-    stop_count,
-    is_empty: tl.constexpr,  # the level of the empty prefix
-    follows_empty: tl.constexpr,  # the level below it
-    merges: tl.constexpr,
-    T: tl.constexpr,
-    S: tl.constexpr,
-    B: tl.constexpr,  # blocks summed at once
-    R: tl.constexpr,
-):
+    log_probs_TC, stops_S, tokens_K, parents_K, mass_K, memory_KR, out_VR, partial_BKT, above_tokens_K,
+    above_memory_KR, above_masses_3KT, masses_3KT, steps_K3T, row_stride, token_stride, rank_stride, frames,
+    vocabulary, rank, rows, above_rows, blocks, stop_count, is_empty: tl.constexpr, follows_empty: tl.constexpr,
+    merges: tl.constexpr, T: tl.constexpr, S: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     frame_T = tl.arange(0, T)
     real_T = frame_T < frames

@@ -38,32 +38,12 @@ def fused_prefix_search(
     reals = partial(log_probs_TC.new_empty, dtype=torch.float64)
     ids = partial(log_probs_TC.new_empty, dtype=torch.int64)
     ranked = ids(nodes), ids(nodes), reals(nodes)
+    scratch = reals(frames, width), *(reals(nodes + 1, frames) for _ in range(2)), reals(frames), reals(frames)
     prefix_search_kernel[(1,)](
-        log_probs_TC,
-        best_TR,
-        stops_S,
-        reals(frames, width),
-        reals(nodes + 1, frames),
-        reals(nodes + 1, frames),
-        reals(frames),
-        reals(frames),
-        ids(nodes + 1, width),
-        *ranked,
-        log_probs_TC.stride(0),
-        frames,
-        few,
-        few + 1,
-        len(stops_S),
-        blank,
-        nodes,
-        depth,
-        min_mass=min_mass,
-        T=block(frames),
-        W=width,
-        S=block(len(stops_S)),
-        R=rows,
-        num_warps=4 if width <= 1024 else 8,
-    )
+        log_probs_TC, best_TR, stops_S, *scratch, ids(nodes + 1, width), *ranked,
+        log_probs_TC.stride(0), frames, few, few + 1, len(stops_S), blank, nodes, depth, min_mass=min_mass,
+        T=block(frames), W=width, S=block(len(stops_S)), R=rows, num_warps=4 if width <= 1024 else 8,
+    )  # fmt: skip
     return ranked
 
 

@@ -52,26 +52,10 @@ def select_levels(tokens_LN: Tensor, parents_LN: Tensor, masses_LN: Tensor) -> t
 
 @triton.jit
 def bound_kernel(
-    log_probs_TC,
-    memory_KR,
-    out_VR,
-    tokens_K,
-    masses_3KT,
-    bounds_KB,  # result: the largest mass of a child in each block of tokens
-    row_stride,
-    token_stride,
-    rank_stride,
-    frames,
-    vocabulary,
-    rank,
-    rows,
-    blocks,
-    merges: tl.constexpr,  # and this is not the level of the empty prefix
-    T: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
+    log_probs_TC, memory_KR, out_VR, tokens_K, masses_3KT, bounds_KB, row_stride, token_stride, rank_stride, frames,
+    vocabulary, rank, rows, blocks, merges: tl.constexpr, T: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     R: tl.constexpr,
-):
+):  # fmt: skip
     block = tl.program_id(0)
     token_V, row_K, frame_T = block * V + tl.arange(0, V), tl.arange(0, K), tl.arange(0, T)
     factor_KV = factors(memory_KR, out_VR, token_V, row_K, token_stride, rank_stride, vocabulary, rank, rows, K, V, R)
@@ -91,28 +75,10 @@ def bound_kernel(
 
 @triton.jit
 def mass_kernel(
-    log_probs_TC,
-    memory_KR,
-    out_VR,
-    tokens_K,
-    mass_K,
-    masses_3KT,
-    chosen_P,  # pairs of a prefix and a block of tokens: row * blocks + block
-    keys_PV,  # result: what ranks the children, 0 for the impossible, and their masses
-    masses_PV,
-    row_stride,
-    token_stride,
-    rank_stride,
-    frames,
-    vocabulary,
-    rank,
-    rows,
-    blocks,
-    is_empty: tl.constexpr,
-    merges: tl.constexpr,
-    V: tl.constexpr,
-    R: tl.constexpr,
-):
+    log_probs_TC, memory_KR, out_VR, tokens_K, mass_K, masses_3KT, chosen_P, keys_PV, masses_PV, row_stride,
+    token_stride, rank_stride, frames, vocabulary, rank, rows, blocks, is_empty: tl.constexpr, merges: tl.constexpr,
+    V: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
     pair, word_V = tl.program_id(0), tl.arange(0, V)
     chosen = tl.load(chosen_P + pair)
     row, token_V = chosen // blocks, chosen % blocks * V + word_V
@@ -146,18 +112,8 @@ def mass_kernel(
 
 @triton.jit
 def select_kernel(
-    chosen_P,
-    keys_PV,
-    masses_PV,
-    tokens_N,  # result: the best children, their parents' rows, and their masses; mass 0 where none is
-    rows_N,
-    masses_N,
-    pairs,
-    blocks,
-    nodes,
-    P: tl.constexpr,
-    V: tl.constexpr,
-):
+    chosen_P, keys_PV, masses_PV, tokens_N, rows_N, masses_N, pairs, blocks, nodes, P: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
     pair_P, word_V = tl.arange(0, P), tl.arange(0, V)
     chosen_index_P = tl.load(chosen_P + pair_P, mask=pair_P < pairs, other=0)
     place_PV = pair_P[:, None] * V + word_V[None, :]
