@@ -3,12 +3,21 @@
 Every drafter of configs/drafter with random weights on the embedded base, moved to the simulated accelerator. Counted
 are a few steps after the first ones, which read the prompt and allocate, as they are before they are captured: in a
 graph all launches of a step are one. "Beside the base's" leaves out the launches within the layers of the base; its
-lm_head is counted. No times: only an accelerator has them.
+lm_head is counted. An operation of `ctcdraft/fused.py` counts the kernels that it launches on CUDA, and a topk, a sort
+or a product as one. No times: only an accelerator has them.
+
+    exact shapes         steps as they are without base.static_shapes, all in PyTorch
+    fixed shapes         with kernels of Triton
+    searches in PyTorch  with these but for the prefix searches
+    all in PyTorch       as on an accelerator without Triton
+    waits, bytes         host synchronisations and transfers, with exact and with fixed shapes
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +25,17 @@ import torch
 from benchmarks.drafter_cases import NAMES, drafter_cases
 from benchmarks.simulated.device import active, count, device
 from benchmarks.simulated.records import Report
+from benchmarks.simulated.rules import without_kernels
 from ctcdraft.config.cli import REPOSITORY
-from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.loop import Context, generate, why_not_captured
 from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.verification import match
+from ctcdraft.fused import OPERATIONS
 from ctcdraft.models.loading import load_base
 
 TINY = str(REPOSITORY / "data" / "tiny" / "base")
+SEARCHES = ("fused_prefix_search", "expand_level", "select_children", "select_levels")
 AUX_LAYERS = ("last", 0.22, 0.61)  # those of configs/base/tiny.yaml
 
 
@@ -59,6 +72,26 @@ class StepCounter:
         return {name: total / (self.last - self.first) for name, total in self.totals.items()}
 
 
+@dataclass(frozen=True)
+class Case:
+    """What is run on the simulated accelerator."""
+
+    base: Any
+    prompt_L: torch.Tensor
+    settings: DecodingSettings
+    steps: int
+
+    def count(self, drafter: Any, fixed_shapes: bool, in_torch: Iterable[str]) -> dict[str, float]:
+        """Return the counts per step. in_torch: operations of ctcdraft that no kernel does."""
+        self.base.static_shapes = StaticShapes() if fixed_shapes else None
+        try:
+            with without_kernels(in_torch):
+                counts = measure(self.base, drafter, self.prompt_L, self.settings, self.steps)
+        finally:
+            self.base.static_shapes = None
+        return counts | {"beside": counts["launches"] - counts["of_base"]}
+
+
 def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
@@ -72,21 +105,29 @@ def main() -> None:
         lossless=True,
     )
     with active():
-        base = load_base(TINY, "float32", str(device()), aux_layers=AUX_LAYERS, static_shapes=not options.exact)
-        cases = drafter_cases(base, TINY)
-    print("| drafter | launches beside the base's | synchronisations | transfers | bytes transferred |")
-    print("|---|---|---|---|---|")
+        base = load_base(TINY, "float32", str(device()), aux_layers=AUX_LAYERS)
+        drafters = drafter_cases(base, TINY)
     prompt = base.tokenizer.apply_chat_template(
         [{"role": "user", "content": "Natalia has 4 boxes of 12 pens. How many pens has she?"}],
         add_generation_prompt=True, return_dict=False,
     )  # fmt: skip
+    case = Case(base, torch.tensor(prompt), settings, options.steps)
+    print("| drafter | exact shapes | fixed shapes | searches in PyTorch | all in PyTorch | waits | bytes |")
+    print("|---|---|---|---|---|---|---|")
     for name in options.drafters:
-        step = measure(base, cases[name], torch.tensor(prompt), settings, options.steps)
-        print(
-            f"| {name} | {step['launches'] - step['of_base']:.0f} | {step['synchronisations']:.1f} | "
-            f"{step['transfers']:.1f} | {step['bytes']:.0f} |",
-            flush=True,
-        )
+        print(row(name, drafters[name], case), flush=True)
+
+
+def row(name: str, drafter: Any, case: Case) -> str:
+    before = case.count(drafter, False, OPERATIONS)
+    if (reason := why_not_captured(drafter)) is not None:
+        cells = [f"none: {reason}", "", "", f"{before['synchronisations']:.1f}", f"{before['bytes']:.0f}"]
+    else:
+        after, *in_torch = (case.count(drafter, True, names) for names in ((), SEARCHES, OPERATIONS))
+        cells = [f"{one['beside']:.0f}" for one in (after, *in_torch)]
+        for kind in ("synchronisations", "bytes"):
+            cells.append(f"{before[kind]:.1f} -> {after[kind]:.1f}".replace(".0", ""))
+    return f"| {name} | {before['beside']:.0f} | {' | '.join(cells)} |"
 
 
 def measure(
@@ -103,7 +144,6 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--exact", action="store_true", help="steps of exact shapes, which cannot be captured")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--drafters", nargs="+", default=list(NAMES), choices=NAMES)
     return parser.parse_args()

@@ -15,10 +15,10 @@ from torch import nn
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.nn import compiled_step
+from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.bodies import AttentionBody, AuxStateFusion, FeedForwardBody, ResidualBody
 from ctcdraft.nn.heads import BlankHead
 from ctcdraft.nn.rotary import Rotary, apply_rotary, default_frequencies
-from ctcdraft.nn.transformer import BlockConfig
 from ctcdraft.nn.weight_layout import to_column_major_
 
 SHAPE = BlockConfig.of(random_base().lm.config, 64)

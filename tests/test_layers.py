@@ -12,7 +12,18 @@ import ctcdraft
 
 ROOT = Path(ctcdraft.__file__).parent
 LAYERS = (  # lowest first; folders of one layer do not import each other
-    ("errors", "io", "batch", "distributed", "progress", "hardware", "renamed", "machine_code", "array_kernels"),
+    (
+        "errors",
+        "io",
+        "batch",
+        "distributed",
+        "progress",
+        "hardware",
+        "renamed",
+        "machine_code",
+        "array_kernels",
+        "fused",
+    ),
     ("decoding", "ctc", "nn"),
     ("models",),
     ("drafters",),
@@ -30,7 +41,10 @@ HEAVY = {
     "vllm": {"corpus/generation/vllm.py", "serving/vllm_runner.py", "serving/cpu_sampling.py"},
     "optuna": {"training/search.py"},
     "numba": {f"{part}_kernels.py" for part in ("array", "ctc/search")},
-    "triton": {f"ctc/triton_{part}.py" for part in ("conditioned", "factors", "prefix")},
+    "triton": {
+        *(f"ctc/triton_{part}.py" for part in ("conditioned", "factors", "prefix", "selection")),
+        *("decoding/triton_step.py", "drafters/trees/triton_levels.py", "nn/triton_block.py"),
+    },
     "wandb": {"training/loggers.py"},
 }
 LEVEL = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}

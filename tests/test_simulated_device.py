@@ -8,16 +8,17 @@ from sequential_parts import saved_lm
 from tiny_models import random_base
 
 from benchmarks.drafter_cases import NAMES, drafter_cases
-from benchmarks.launches import measure
+from benchmarks.launches import SEARCHES, Case
 from benchmarks.simulated.capture import capture
 from benchmarks.simulated.device import SETUP, UNSUPPORTED, active, count, device
 from benchmarks.simulated.records import assert_no_synchronisation
-from benchmarks.simulated.rules import DeviceError
+from benchmarks.simulated.rules import DeviceError, without_kernels
 from benchmarks.simulated.stream import CaptureError
 from ctcdraft.decoding import loop, static_step
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.verification import match
+from ctcdraft.nn.block_operations import silu_times
 
 pytestmark = pytest.mark.skipif(SETUP is None, reason=UNSUPPORTED)
 PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
@@ -248,20 +249,31 @@ def test_captured_steps_decode_as_on_the_cpu(worlds, captures, name, temperature
     assert report.totals()["synchronisations"] == len(found.passes) + 3
 
 
-# Launches of a step beside the base's layers, 16 nodes, searches in PyTorch.
+# Launches of a step beside the base's layers, 16 nodes: with kernels, and with searches in PyTorch where there are any.
 BUDGETS = {
-    "autoregressive": 14, "ctc": 444, "ctc_gru": 652, "transducer": 740, "medusa": 177, "blockwise": 163,
-    "hydra": 190, "eagle_static": 402, "eagle_dynamic": 417, "draft_model": 552, "draft_model_dynamic": 564,
+    "autoregressive": (6,), "ctc": (37, 300), "ctc_gru": (110, 606), "transducer": (94, 713), "medusa": (38,),
+    "blockwise": (34,), "hydra": (41,), "eagle_static": (106,), "eagle_dynamic": (127,), "draft_model": (397,),
+    "draft_model_dynamic": (409,),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CAPTURED)
 def test_a_step_waits_for_its_report_alone_and_keeps_to_its_budget(worlds, name):
     _, (base, cases) = worlds
-    base.static_shapes = StaticShapes()
-    try:
-        step = measure(base, cases[name], PROMPT, settings(0.0), steps=2)
-    finally:
-        base.static_shapes = None
-    assert step["synchronisations"] == step["transfers"] == 1
-    assert step["launches"] - step["of_base"] <= BUDGETS[name]
+    case = Case(base, PROMPT, settings(0.0), steps=2)
+    for budget, in_torch in zip(BUDGETS[name], ((), SEARCHES), strict=False):
+        step = case.count(cases[name], True, in_torch)
+        assert step["synchronisations"] == step["transfers"] == 1
+        assert step["beside"] <= budget
+
+
+def test_an_operation_counts_its_kernels_and_can_be_taken_apart(x_23):
+    def gated():
+        return silu_times(x_23, x_23)
+
+    with torch.inference_mode():
+        with count() as with_kernel:
+            expected = gated().cpu()
+        with without_kernels(["silu_times"]), count() as in_torch:
+            assert torch.equal(gated().cpu(), expected)
+    assert (with_kernel.launches.total(), in_torch.launches.total()) == (silu_times.launches, 2)

@@ -22,6 +22,7 @@ import transformers
 REPOSITORY = Path(__file__).resolve().parents[2]
 TORCH, TRANSFORMERS = (Path(str(package.__file__)).parent for package in (torch, transformers))
 OWN_FOLDER = Path(__file__).resolve().parent
+DISPATCH = REPOSITORY / "ctcdraft" / "fused.py"  # calls the operations of others
 
 
 class Cause(NamedTuple):
@@ -96,7 +97,7 @@ def cause_of(operation: str) -> Cause:
 def named_file(filename: str) -> tuple[str, bool] | None:
     """Return a file's short name, and whether it is of ctcdraft or transformers; None for torch and this folder."""
     path = Path(filename)
-    if path.parent == OWN_FOLDER or path.is_relative_to(TORCH) or path.name == "contextlib.py":
+    if path.parent == OWN_FOLDER or path.is_relative_to(TORCH) or path.name == "contextlib.py" or path == DISPATCH:
         return None
     if path.is_relative_to(TRANSFORMERS.parent):
         return str(path.relative_to(TRANSFORMERS.parent)), path.is_relative_to(TRANSFORMERS)

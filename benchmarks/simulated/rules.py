@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ctcdraft.fused import OPERATIONS
 
 # Composite operations for which an accelerator has kernels of its own, with their number: a fused attention, a fused
 # norm; the two products of a GRU cell and one kernel for the rest. All others are taken apart.
@@ -27,8 +30,30 @@ class DeviceError(RuntimeError):
     """Operands on two devices."""
 
 
+# Operations of ctcdraft that are taken apart, as on an accelerator without Triton.
+IN_TORCH: set[str] = set()
+
+
+@contextmanager
+def without_kernels(names: Iterable[str]) -> Iterator[None]:
+    """Let these operations of ctcdraft run as PyTorch operations in this block."""
+    before = set(IN_TORCH)
+    IN_TORCH.update(names)
+    try:
+        yield
+    finally:
+        IN_TORCH.intersection_update(before)
+
+
+def definition_of(op: Any) -> Any:
+    """Return the function that an operation is taken apart by; None for others than those of `without_kernels`."""
+    name = op.overloadpacket.__name__
+    return OPERATIONS[name].definition if op.namespace == "ctcdraft" and name in IN_TORCH else None
+
+
 def number_of_launches(op: Any) -> int:
-    return LAUNCHES.get(op.overloadpacket.__name__, 1)
+    name = op.overloadpacket.__name__
+    return OPERATIONS[name].launches if op.namespace == "ctcdraft" else LAUNCHES.get(name, 1)
 
 
 def allocates(op: Any) -> bool:

@@ -13,6 +13,7 @@ from benchmarks.simulated.records import cause_of, record
 from benchmarks.simulated.rules import (
     COMPOSITE_LAUNCHES,
     allocates,
+    definition_of,
     host_operands,
     is_copied,
     number_of_launches,
@@ -96,6 +97,8 @@ def execute(op: Any, *args: Any, **kwargs: Any) -> Any:
         return transfer(*args, **kwargs)
     if name == "_to_copy" and getattr(kwargs.get("device"), "type", NAME) == "cpu":
         return to_host(*args, **kwargs)
+    if (definition := definition_of(op)) is not None:
+        return definition(*args, **kwargs)
     if name not in COMPOSITE_LAUNCHES:
         # In inference mode torch leaves it to the tensor to take composite operations apart.
         composed = op.decompose(*args, **kwargs)

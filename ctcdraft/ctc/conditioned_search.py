@@ -39,8 +39,11 @@ class PrefixStates(Protocol):
         """Return the token probabilities probs_TV, the memory_R of the one prefix, and the fields of
         `conditioned_kernels.Correction`, as contiguous float32 arrays; None where that is not possible."""
 
-    def correction_weight(self) -> Tensor | None:
-        """Return out_VR of a logit correction whose memories are `memory_KR`; None without one."""
+    @property
+    def memory_KR(self) -> Tensor: ...
+
+    def correction_weight(self) -> Tensor:
+        """Return out_VR of the logit correction whose memories are `memory_KR`."""
 
 
 def conditioned_prefix_search(
@@ -69,14 +72,6 @@ def conditioned_prefix_search(
     depth = len(log_probs_TC) if depth is None else depth
     frames = Frames.of(log_probs_TC, stops_S, topology)
     return drop_improbable(_search_levels(frames, states, nodes, depth, cuts_levels=log_probs_TC.is_cpu), min_mass)
-
-
-def static_conditioned_search(
-    log_probs_TC: Tensor, states: PrefixStates, nodes: int, stops_S: Tensor, depth: int, topology: Topology
-) -> RankedNodes:
-    """Do a `conditioned_prefix_search` of static shapes and without host synchronisation, for a CUDA graph."""
-    frames = Frames.of(log_probs_TC, stops_S, topology)
-    return _search_levels(frames, states, nodes, depth, cuts_levels=False)
 
 
 def _search_levels(frames: Frames, states: PrefixStates, nodes: int, depth: int, cuts_levels: bool) -> RankedNodes:

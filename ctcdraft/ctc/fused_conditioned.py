@@ -1,186 +1,127 @@
-"""The search over label-conditioned frames with five kernels and a topk per level, or as PyTorch operations.
+"""The search over label-conditioned frames in steps of fixed shapes, which a CUDA graph can hold.
 
-Of every prefix and every block of tokens the kernels compute the largest mass of a child. The n best children of a
-level are in the n pairs of a prefix and a block with the largest of these, so that only in these pairs all masses are
-computed, in float64. No matrix of prefixes and tokens is stored. Without Triton, or without a logit correction, the
-search is `static_conditioned_search`.
+    expand   the masses of a level's prefixes before every frame, with frames normalised after each prefix
+    select   the level's most probable children
+
+On CUDA these are few kernels each (`triton_conditioned.py`, `triton_selection.py`). Of every prefix and every block of
+tokens they compute the largest mass of a child. The n best children of a level are in the n pairs of a prefix and a
+block with the largest of these, so that only in these pairs all masses are computed, in float64. No matrix of prefixes
+and tokens is stored.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, NamedTuple, cast
-
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ctcdraft.ctc.conditioned_search import PrefixStates, static_conditioned_search
-from ctcdraft.ctc.fused_search import block, new_scratch, pad_nodes, runs_triton
-from ctcdraft.ctc.prefix_search import MAX_CHILDREN, RankedNodes, select_nodes
+from ctcdraft.ctc.conditioned_search import PrefixStates, continue_prefixes, select_candidates
+from ctcdraft.ctc.prefix_search import RankedNodes, select_nodes, top_masses
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
+from ctcdraft.fused import fused
 
-TOKENS = 64  # of a block; memory traffic of the bounds grows with fewer, the masses computed with more
-RANK_AT_ONCE = 32
-BLOCKS_AT_ONCE = 32
-# The bounds are float32: of blocks that all but tie for the last place a few more are searched.
-SPARE_PAIRS = 8
+SELECTION = "ctcdraft.ctc.triton_selection"
+LOGIT_RANGE = (-80, 80)  # as in trees/request.py
 
 
 def fused_conditioned_search(
-    log_probs_TC: Tensor,
-    states: PrefixStates,
-    nodes: int,
-    stops_S: Tensor,
-    depth: int,
+    log_probs_TC: Tensor, states: PrefixStates, nodes: int, stops_S: Tensor, depth: int,
     topology: Topology = CTC_TOPOLOGY,
-    min_mass: float = 0.0,
-) -> RankedNodes:
+) -> RankedNodes:  # fmt: skip
     """Return the result of `conditioned_prefix_search` with exactly `nodes` nodes, those missing with mass 0 and last.
 
     Of prefixes that tie for the last ranks others may be selected.
     """
-    if nodes < 1 or depth < 1 or not runs_triton(log_probs_TC) or states.correction_weight() is None:
-        ranked = static_conditioned_search(log_probs_TC, states, nodes, stops_S, depth, topology)
-    else:
-        ranked = ConditionedSearch.of(log_probs_TC, states, nodes, stops_S, topology).run(states, depth)
-    return pad_nodes(ranked, nodes, min_mass)
+    depth, merges = min(depth, len(log_probs_TC)), topology.merges_repeats
+    if nodes < 1 or depth < 1:
+        none_N = stops_S.new_zeros(nodes)
+        return none_N, none_N - 1, none_N.double()
+    out_VR = states.correction_weight()
+    tokens_LN, parents_LN = (stops_S.new_empty(depth, nodes) for _ in range(2))
+    masses_LN = log_probs_TC.new_empty(depth, nodes, dtype=torch.float64)
+    above: tuple[Tensor, ...] = tokens_LN[0], tokens_LN[0], masses_LN[0]  # of the empty prefix none are read
+    masses_3KT, above_KR = masses_LN, states.memory_KR
+    last_K = tokens_LN[0]
+    for level, found in enumerate(zip(tokens_LN, parents_LN, masses_LN, strict=True)):
+        memory_KR = states.memory_KR.contiguous()
+        shared = log_probs_TC, memory_KR, out_VR
+        masses_3KT = expand_level(*shared, *above, last_K, above_KR, masses_3KT, stops_S, level, merges)
+        select_children(*shared, above[0], above[2], masses_3KT, level == 0, merges, *found)
+        if level + 1 < depth:
+            states = states.extend(found[0], found[1])
+        last_K, above_KR, above = above[0], memory_KR, found
+    return select_levels(tokens_LN, parents_LN, masses_LN)
 
 
-class Level(NamedTuple):
-    """The prefixes of one length; the empty prefix's tokens and masses are not read."""
+@fused("ctcdraft.ctc.triton_conditioned", launches=2)
+def expand_level(
+    log_probs_TC: Tensor, memory_KR: Tensor, out_VR: Tensor, tokens_K: Tensor, parents_K: Tensor, mass_K: Tensor,
+    above_tokens_X: Tensor, above_memory_XR: Tensor, above_masses_3XT: Tensor, stops_S: Tensor, level: int,
+    merges: bool,
+) -> Tensor:  # fmt: skip
+    """Return masses_3KT before every frame, ending in a blank and either, and the scale of the frames.
 
-    tokens_K: Tensor
-    rows_K: Tensor  # of their parents, plus first_row
-    mass_K: Tensor
-    memory_KR: Tensor
-    masses_3KT: Tensor  # before every frame, ending in a blank and either; the scale of the frames
-    first_row: int  # of the level above
-
-
-@dataclass(frozen=True)
-class ConditionedSearch:
-    """The tensors that all levels read."""
-
-    log_probs_TC: Tensor
-    out_VR: Tensor
-    stops_S: Tensor
-    nodes: int
-    merges: bool
-    kernels: Any
-
-    @classmethod
-    def of(
-        cls, log_probs_TC: Tensor, states: PrefixStates, nodes: int, stops_S: Tensor, topology: Topology
-    ) -> ConditionedSearch:
-        out_VR = cast(Tensor, states.correction_weight())
-        classes = log_probs_TC.shape[1]
-        if max(classes, nodes * block_count(classes - 1)) > MAX_CHILDREN:
-            raise ValueError(
-                f"{nodes} nodes and {classes} classes are more than the kernels can rank, which is {MAX_CHILDREN} "
-                f"classes and as many blocks of {TOKENS} of them after all nodes; lower nodes"
-            )
-        kernels = import_module("ctcdraft.ctc.triton_conditioned")
-        return cls(log_probs_TC, out_VR, stops_S, nodes, topology.merges_repeats, kernels)
-
-    def run(self, states: Any, depth: int) -> RankedNodes:
-        depth = min(depth, len(self.log_probs_TC))
-        reals, ids = new_scratch(self.log_probs_TC, torch.float64), new_scratch(self.log_probs_TC, torch.int64)
-        tokens_LN, rows_LN, masses_LN = ids(depth, self.nodes), ids(depth, self.nodes), reals(depth, self.nodes)
-        # Row 0 is the empty prefix; the prefixes of each level follow those of the level above.
-        level, next_row = self.expand(None, (tokens_LN[0], rows_LN[0], masses_LN[0]), states.memory_KR, 0), 0
-        for number, found in enumerate(zip(tokens_LN, rows_LN, masses_LN, strict=True)):
-            self.select(level, number == 0, found, next_row)
-            if number + 1 == depth:
-                break
-            states = states.extend(found[0], found[1] - next_row if next_row else found[1])
-            level, next_row = self.expand(level, found, states.memory_KR, next_row), next_row + rows_of(level)
-        return select_nodes(tokens_LN.flatten(), rows_LN.flatten(), masses_LN.flatten(), self.nodes)
-
-    def expand(self, above: Level | None, found: RankedNodes, memory_KR: Tensor, first_row: int) -> Level:
-        """Return the level of these prefixes with the masses before every frame."""
-        memory_KR, frames, rows = memory_KR.contiguous(), len(self.log_probs_TC), len(memory_KR)
-        partial_BKT = self.log_probs_TC.new_empty((self.blocks, rows, frames), dtype=torch.float32)
-        self.kernels.normaliser_kernel[(self.blocks,)](
-            self.log_probs_TC, memory_KR, self.out_VR, partial_BKT, *self.sizes(rows), **self.shapes(rows)
-        )
-        reals = new_scratch(self.log_probs_TC, torch.float64)
-        level = Level(*found, memory_KR, reals(3, rows, frames), first_row)
-        upper = level if above is None else above
-        self.kernels.expand_kernel[(rows,)](
-            self.log_probs_TC,
-            self.stops_S,
-            *level[:4],
-            self.out_VR,
-            partial_BKT,
-            upper.tokens_K,
-            upper.memory_KR,
-            upper.masses_3KT,
-            level.masses_3KT,
-            reals(rows, 3, frames),
-            *self.sizes(rows),
-            rows_of(upper),
-            first_row,
-            self.blocks,
-            len(self.stops_S),
-            is_empty=above is None,
-            follows_empty=first_row == 0,
-            merges=self.merges,
-            T=block(frames),
-            S=block(len(self.stops_S)),
-            B=BLOCKS_AT_ONCE,
-            R=RANK_AT_ONCE,
-            num_warps=1,
-        )
-        return level
-
-    def select(self, level: Level, is_empty: bool, found: RankedNodes, first_row: int) -> None:
-        """Write the best children of a level."""
-        rows, merges = rows_of(level), self.merges and not is_empty
-        bounds_KB = self.log_probs_TC.new_empty((rows, self.blocks), dtype=torch.float32)
-        shared = self.log_probs_TC, level.memory_KR, self.out_VR, level.tokens_K
-        self.kernels.bound_kernel[(self.blocks,)](
-            *shared, level.masses_3KT, bounds_KB, *self.sizes(rows), self.blocks, merges=merges, **self.shapes(rows)
-        )
-        pairs = min(self.nodes + SPARE_PAIRS, bounds_KB.numel())
-        chosen_P = bounds_KB.view(-1).topk(pairs).indices
-        keys_PV = self.log_probs_TC.new_empty((pairs, TOKENS), dtype=torch.int64)
-        masses_PV = self.log_probs_TC.new_empty((pairs, TOKENS), dtype=torch.float64)
-        self.kernels.mass_kernel[(pairs,)](
-            *shared,
-            level.mass_K,
-            level.masses_3KT,
-            chosen_P,
-            keys_PV,
-            masses_PV,
-            *self.sizes(rows),
-            self.blocks,
-            is_empty=is_empty,
-            merges=merges,
-            V=TOKENS,
-            R=RANK_AT_ONCE,
-        )
-        ranked = chosen_P, keys_PV, masses_PV, *found
-        sizes = pairs, self.blocks, self.nodes, first_row
-        self.kernels.select_kernel[(1,)](*ranked, *sizes, P=block(pairs), V=TOKENS, num_warps=8)
-
-    @property
-    def blocks(self) -> int:
-        return block_count(self.log_probs_TC.shape[1] - 1)
-
-    def sizes(self, rows: int) -> tuple[int, ...]:
-        """Return what every kernel takes after its tensors."""
-        frames, classes = self.log_probs_TC.shape
-        strides = self.log_probs_TC.stride(0), *self.out_VR.stride()
-        return *strides, frames, classes - 1, self.out_VR.shape[1], rows
-
-    def shapes(self, rows: int) -> dict[str, int]:
-        return {"T": block(len(self.log_probs_TC)), "K": block(rows), "V": TOKENS, "R": RANK_AT_ONCE}
+    level: length of the prefixes. At 0, the empty prefix, neither tokens nor what is above are read.
+    """
+    blank_T, scale_KT = log_probs_TC[:, -1].double().exp(), frame_scale(log_probs_TC, memory_KR, out_VR)
+    if level == 0:
+        in_blank_KT = F.pad((blank_T * scale_KT)[:, :-1], (1, 0), value=1.0).cumprod(1)
+        return torch.stack([in_blank_KT, in_blank_KT, scale_KT])
+    prob_KT = log_probs_TC[:, tokens_K].T.double().exp()
+    in_blank_KT, either_KT, above_scale_KT = above_masses_3XT[:, parents_K]
+    if merges and level > 1:
+        either_KT = torch.where((above_tokens_X[parents_K] == tokens_K)[:, None], in_blank_KT, either_KT)
+    out_KR = out_VR[tokens_K].float()
+    after_2K = torch.stack([above_memory_XR[parents_K], memory_KR]).float().mul(out_KR).sum(-1)
+    above_factor_K1, factor_K1 = after_2K.clamp(*LOGIT_RANGE).exp().double()[..., None]
+    ends_K = torch.isin(tokens_K, stops_S) | (mass_K <= 0)  # nothing follows a stop token
+    begins_KT = (either_KT * prob_KT * (above_factor_K1 * above_scale_KT)).masked_fill(ends_K[:, None], 0)
+    repeats_KT = prob_KT * factor_K1 * scale_KT if merges else torch.zeros_like(prob_KT)
+    in_blank_KT, in_label_KT = continue_prefixes(begins_KT, repeats_KT, blank_T * scale_KT)
+    return torch.stack([in_blank_KT, in_blank_KT + in_label_KT, scale_KT])
 
 
-def block_count(vocabulary: int) -> int:
-    return -(-vocabulary // TOKENS)
+def frame_scale(log_probs_TC: Tensor, memory_KR: Tensor, out_VR: Tensor) -> Tensor:
+    sums_KT = token_factors(memory_KR, out_VR) @ log_probs_TC[:, :-1].float().exp().T
+    return (sums_KT.double() + log_probs_TC[:, -1].double().exp()).reciprocal()
 
 
-def rows_of(level: Level) -> int:
-    return len(level.memory_KR)
+def token_factors(memory_KR: Tensor, out_VR: Tensor) -> Tensor:
+    """Return what the correction multiplies every token with, factor_KV."""
+    return (memory_KR.float() @ out_VR.float().T).clamp(*LOGIT_RANGE).exp()
+
+
+@fused(SELECTION, launches=4, writes=("tokens_N", "parents_N", "masses_N"))  # three kernels and a topk
+def select_children(
+    log_probs_TC: Tensor, memory_KR: Tensor, out_VR: Tensor, tokens_K: Tensor, mass_K: Tensor, masses_3KT: Tensor,
+    is_empty: bool, merges: bool, tokens_N: Tensor, parents_N: Tensor, masses_N: Tensor,
+) -> None:  # fmt: skip
+    """Write the best children of a level, with mass 0 where there are none; parents_N: rows of the level."""
+    (in_blank_KT, either_KT, scale_KT), nodes = masses_3KT, len(tokens_N)
+    factor_KV, probs_TV = token_factors(memory_KR, out_VR), log_probs_TC[:, :-1].float().exp()
+    bound_KV = ((either_KT * scale_KT).float() @ probs_TV) * factor_KV
+    parent_R, token_R = select_candidates(bound_KV, nodes, None)
+    before_RT = either_KT[parent_R]
+    if merges and not is_empty:
+        repeats_R1 = (token_R == tokens_K[parent_R])[:, None]
+        before_RT = torch.where(repeats_R1, in_blank_KT[parent_R], before_RT)
+    prob_RT = log_probs_TC[:, token_R].T.double().exp()
+    mass_R = (before_RT * prob_RT * (factor_KV[parent_R, token_R, None] * scale_KT[parent_R])).sum(1)
+    # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
+    mass_R = mass_R.clamp(max=1.0) if is_empty else torch.minimum(mass_R, mass_K[parent_R])
+    best_K = top_masses(mass_R, nodes)
+    found, missing = len(best_K), nodes - len(best_K)
+    for column_N, column_R in ((tokens_N, token_R), (parents_N, parent_R), (masses_N, mass_R)):
+        column_N[:found].copy_(column_R[best_K])
+        if missing:
+            column_N[found:].zero_()
+
+
+@fused(SELECTION, launches=1)
+def select_levels(tokens_LN: Tensor, parents_LN: Tensor, masses_LN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best nodes of all levels, best first; parents_N are nodes, -1 the empty prefix."""
+    depth, nodes = tokens_LN.shape
+    # Row 0 is the empty prefix; the prefixes of each level follow those of the level above.
+    first_L = torch.arange(1 - nodes, nodes * (depth - 1), nodes, device=tokens_LN.device).clamp(min=0)
+    rows_LN = parents_LN + first_L[:, None]
+    return select_nodes(tokens_LN.flatten(), rows_LN.flatten(), masses_LN.flatten(), nodes)

@@ -111,7 +111,7 @@ def _search_levels(
     last_K, max_mass_K = tokens_W.new_zeros(1), probs_TW.new_ones(1)
     levels = [(tokens_W[:0], tokens_W[:0], max_mass_K[:0])]
     parent_row, best_of_all_N = 0, max_mass_K[:0]
-    for _ in range(min(depth, frames)):
+    for level in range(min(depth, frames)):
         either_KT = ends_in_blank_KT + ends_in_label_KT
         children_KW = either_KT @ probs_TW
         repeat_K = (ends_in_blank_KT * probs_TW.T[last_K]).sum(1)
@@ -123,9 +123,12 @@ def _search_levels(
         parent_K, token_K, mass_K = best_K // width, best_K % width, children_R[best_K]
         levels.append((tokens_W[token_K], parent_K + parent_row, mass_K))
         parent_row += len(last_K)
-        if mass_K.is_cpu and len(best_of_all_N) == nodes and mass_K[0] <= best_of_all_N[-1]:
-            break  # no deeper node can be among the best; on a GPU this question would stall every level
-        best_of_all_N = torch.cat([best_of_all_N, mass_K]).topk(min(nodes, len(best_of_all_N) + len(mass_K))).values
+        if level + 1 == min(depth, frames):
+            break
+        if mass_K.is_cpu:  # on a GPU this question would stall every level
+            if len(best_of_all_N) == nodes and mass_K[0] <= best_of_all_N[-1]:
+                break  # no deeper node can be among the best
+            best_of_all_N = torch.cat([best_of_all_N, mass_K]).topk(min(nodes, len(best_of_all_N) + len(mass_K))).values
 
         repeats_K1 = (token_K == last_K[parent_K])[:, None]
         begin_KT = torch.where(repeats_K1, ends_in_blank_KT[parent_K], either_KT[parent_K])
@@ -194,7 +197,7 @@ def empty_prefix_masses(blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
 def top_masses(mass_R: Tensor, count: int) -> Tensor:
     """Return indices of the largest masses, in order; the earlier one wins where 29 significant bits are equal."""
     # Later children get smaller low bits.
-    tie_break_R = MAX_CHILDREN - 1 - torch.arange(len(mass_R), device=mass_R.device)
+    tie_break_R = torch.arange(MAX_CHILDREN - 1, MAX_CHILDREN - 1 - len(mass_R), -1, device=mass_R.device)
     # The bits of a non-negative float, read as an integer, are in the order of the floats.
     rounded_R = (mass_R.view(torch.int64) + MAX_CHILDREN // 2) & -MAX_CHILDREN
     return (rounded_R | tie_break_R).topk(min(count, len(mass_R))).indices

@@ -12,19 +12,9 @@ import triton.language as tl
 
 @triton.jit
 def factors(
-    memory_KR,
-    out_VR,
-    token_V,
-    row_K,
-    token_stride,
-    rank_stride,
-    vocabulary,
-    rank,
-    rows,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    R: tl.constexpr,
-):
+    memory_KR, out_VR, token_V, row_K, token_stride, rank_stride, vocabulary, rank, rows, K: tl.constexpr, V:
+    tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
     """Return what the correction multiplies the tokens with, 0 for rows and tokens that are none."""
     logits_KV = tl.zeros([K, V], tl.float32)
     for start in range(0, rank, R):

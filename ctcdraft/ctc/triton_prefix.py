@@ -6,12 +6,45 @@ sortable integers, and of every prefix only the best child not yet taken compete
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from ctcdraft.ctc.prefix_search import MAX_CHILDREN
+from ctcdraft.ctc.prefix_search import MAX_CHILDREN, check_blank
+from ctcdraft.fused import block
 
 LOW_BITS = tl.constexpr(MAX_CHILDREN - 1)  # of a float64, replaced by what decides between equal masses
+
+
+def fused_prefix_search(
+    log_probs_TC: Tensor, blank: int, nodes: int, tokens_per_frame: int, stops_S: Tensor, depth: int, min_mass: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Search by one kernel after a topk."""
+    check_blank(log_probs_TC, blank)
+    frames, classes = log_probs_TC.shape
+    if tokens_per_frame < 1:
+        raise ValueError(f"tokens_per_frame must be >= 1, got {tokens_per_frame}")
+    few = min(tokens_per_frame, classes - 1)
+    rows, width = block(nodes + 1), block(frames * few)
+    if max(classes, rows * block(depth + 1)) > MAX_CHILDREN:
+        raise ValueError(
+            f"{classes} classes or {nodes} nodes of {depth} levels are more than {MAX_CHILDREN}, the most the kernel "
+            "can rank; lower nodes"
+        )
+    best_TR = log_probs_TC.topk(few + 1, dim=1).indices
+    reals = partial(log_probs_TC.new_empty, dtype=torch.float64)
+    ids = partial(log_probs_TC.new_empty, dtype=torch.int64)
+    ranked = ids(nodes), ids(nodes), reals(nodes)
+    scratch = reals(frames, width), *(reals(nodes + 1, frames) for _ in range(2)), reals(frames), reals(frames)
+    prefix_search_kernel[(1,)](
+        log_probs_TC, best_TR, stops_S, *scratch, ids(nodes + 1, width), *ranked,
+        log_probs_TC.stride(0), frames, few, few + 1, len(stops_S), blank, nodes, depth, min_mass=min_mass,
+        T=block(frames), W=width, S=block(len(stops_S)), R=rows, num_warps=4 if width <= 1024 else 8,
+    )  # fmt: skip
+    return ranked
 
 
 @triton.jit

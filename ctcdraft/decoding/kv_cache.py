@@ -104,18 +104,25 @@ class KVCache(transformers.Cache):
         for buffer in self.buffers:
             buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
 
-    def append(self, text: int, device: torch.device, drafted: int = 0, count_1: Tensor | None = None) -> AppendedRows:
-        """Return the rows of `text` new tokens and `drafted` rows behind them that are not kept; see StaticCache."""
-        return AppendedRows(self, self.length, text, drafted, device)
+    def append(
+        self, text: int, device: torch.device, drafted: int = 0, causal: bool = True, count_1: Tensor | None = None
+    ) -> AppendedRows:
+        """Return the rows of `text` new tokens and `drafted` rows behind them that are not kept; see StaticCache.
 
-    def append_level(self, depth: int, seen_KR: Tensor) -> tuple[Tensor, Tensor]:
-        """Return position ids and mask_KM of the last K of R drafted rows, of which K are to be written.
-
-        The newest token of the text has depth 0. seen_KR: which drafted rows each of the K new ones sees.
+        causal: a drafted row sees those before it, not all.
         """
+        return AppendedRows(self, self.length, text, drafted, causal, device)
+
+    def append_level(self, depth: int, above_XR: Tensor, parents_K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return position ids and mask_KM of K drafted rows that are to be written, and which drafted rows_KR they see.
+
+        The newest token of the text has depth 0. above_XR: which drafted rows each of the level above sees.
+        """
+        own_KK = torch.eye(len(parents_K), dtype=torch.bool, device=parents_K.device)
+        seen_KR = torch.cat([above_XR[parents_K], own_KK], dim=1)
         text = self.length + len(seen_KR) - seen_KR.shape[1]
         position_ids_K = torch.full((len(seen_KR),), text - 1 + depth, device=seen_KR.device)
-        return position_ids_K, F.pad(seen_KR, (text, 0), value=True)
+        return position_ids_K, F.pad(seen_KR, (text, 0), value=True), seen_KR
 
     def drop_levels(self, rows: int) -> None:
         """Drop the newest rows, those of `append_level`."""
@@ -161,6 +168,7 @@ class AppendedRows:
     start: int  # rows before them
     text: int
     drafted: int
+    causal: bool
     device: torch.device
 
     @property
@@ -175,9 +183,9 @@ class AppendedRows:
         """Return the mask of the new text, None: attention makes the causal one of exact shapes."""
         return None
 
-    def seen_by_drafted(self, causal: bool) -> Tensor | None:
+    def seen_by_drafted(self) -> Tensor | None:
         """Return the mask_RM of the drafted rows: they see all text, and each other or those up to themselves."""
-        if not causal:
+        if not self.causal:
             return None
         size = self.drafted, self.start + self.text + self.drafted
         return torch.ones(size, dtype=torch.bool, device=self.device).tril(self.start + self.text)

@@ -11,8 +11,6 @@ from ctcdraft.decoding.sampling import unwarped_log_probs
 from ctcdraft.decoding.settings import LogitsProcessor
 from ctcdraft.decoding.static_cache import StaticCache
 
-COUNTS = 4  # numbers before the tokens in a report: see StepReport
-
 
 @dataclass(frozen=True)
 class StaticContext:
@@ -22,6 +20,7 @@ class StaticContext:
     new_tokens_K: Tensor  # committed since the last draft, the root being the newest
     new_states_KD: Tensor  # of the tokens before them
     count_1: Tensor | None  # None: all, in the first draft of a text
+    last_1: Tensor  # count_1 - 1
     nodes: int
     new_cache: Callable[[int, int], StaticCache]  # (layers, rows beyond the text)
     logits_processor: LogitsProcessor = unwarped_log_probs
@@ -39,7 +38,7 @@ class StaticContext:
 
     def newest(self, x_BKX: Tensor) -> Tensor:
         """Return the row of the newest token, [B, 1, X]."""
-        return x_BKX[:, -1:] if self.count_1 is None else x_BKX.index_select(1, self.count_1 - 1)
+        return x_BKX[:, -1:] if self.count_1 is None else x_BKX.index_select(1, self.last_1)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ctcdraft.decoding.loop import Drafter, prefill
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_cache import StaticCache
-from ctcdraft.decoding.static_context import COUNTS, StaticContext
-from ctcdraft.decoding.tree import TokenTree, VerifyResult
+from ctcdraft.decoding.static_context import StaticContext
+from ctcdraft.decoding.step_operations import COUNTS, commit_matches
+from ctcdraft.decoding.verification import sample_base_tokens
 from ctcdraft.errors import first_line
 
 ROW_STEP = 256  # attention sees a multiple of so many rows, so that few graphs serve a growing text
@@ -47,11 +47,10 @@ class StaticDecoder:
         self.capture_error: str | None = None  # set when a capture failed; from then on all steps are eager
         self.keeps_states = getattr(drafter, "uses_hidden_states", True)
         numbers = {"dtype": torch.int64, "device": self.device}
-        self.root_1, self.count_1, self.key_1 = (torch.zeros(1, **numbers) for _ in range(3))
+        self.root_1, self.count_1, self.last_1, self.key_1 = (torch.zeros(1, **numbers) for _ in range(4))
         self.new_tokens_P = torch.zeros(longest, **numbers)
         self.new_states_PD: Any = None  # allocated with the first text, which tells their width and dtype
         self.report_R = torch.zeros(COUNTS + longest, **numbers)
-        self.root_counts = torch.tensor([1, 0, 0, 1], device=self.device)  # of a tree without draft tokens
         self.noise = GumbelNoise(0, self.key_1) if settings.temperature > 0 else None
         self.memory: Any = None
         self.drafted: Any = None  # the tree; this and what the base computes for it link the parts of a step
@@ -95,6 +94,7 @@ class StaticDecoder:
             self.new_tokens_P,
             self.new_states_PD,
             self.count_1,
+            self.last_1,
             self.settings.nodes,
             self.draft_cache,
             process,
@@ -140,32 +140,17 @@ class StaticDecoder:
         self.output = self.base.read_tree(self.drafted, self.cache)
 
     def commit(self) -> None:
+        """Verify by `match`, the only verifier of fixed shapes."""
         tree, output = self.drafted, self.output
         logits_NV = self.settings.process_logits(output.logits_NV)
-        result = self.settings.verify(tree, logits_NV, self.noise, self.cache.length_1)
-        if len(tree) == 1:
-            self.commit_root(result.bonus.reshape(1), output.states_ND)
-            return
-        path_K, length_1 = result.path_K.clamp(min=0), result.length.reshape(1)
-        tokens_K = committed_tokens(tree, result, path_K)
-        self.cache.keep_path(path_K, length_1)
-        self.root_1.copy_(result.bonus.reshape(1))
-        self.new_tokens_P[: len(tokens_K)].copy_(tokens_K)
+        base_tokens_N = sample_base_tokens(logits_NV, self.noise, self.cache.length_1, tree)
+        arrays = tree.tokens_N, tree.parents_N, tree.depths_N, tree.ancestors_NN, base_tokens_N
+        written = self.root_1, self.new_tokens_P, self.count_1, self.last_1, self.report_R, self.cache.length_1
+        path_K, *rows = commit_matches(*arrays, *written, tree.height)
+        if tree.height:
+            self.cache.move_rows(*rows)
         if self.keeps_states:
-            self.new_states_PD[: len(path_K)].copy_(output.states_ND[path_K])
-        self.count_1.copy_(length_1)
-        counts = step_counts(tree, result, path_K)
-        self.report_R[: COUNTS + len(tokens_K)].copy_(torch.cat([*counts, tokens_K]))
-
-    def commit_root(self, bonus_1: Tensor, states_1D: Tensor) -> None:
-        """Commit a step without draft tokens, of which the bonus token alone is not known."""
-        self.cache.length_1.add_(1)
-        self.count_1.fill_(1)
-        self.root_1.copy_(bonus_1)
-        self.new_tokens_P[:1].copy_(bonus_1)
-        self.report_R[: COUNTS + 1].copy_(torch.cat([self.root_counts, bonus_1]))
-        if self.keeps_states:
-            self.new_states_PD[:1].copy_(states_1D)
+            torch.index_select(output.states_ND, 0, path_K, out=self.new_states_PD[: len(path_K)])
 
     def replay_of(self, key: tuple[str, int], function: Callable[[], Any]) -> Callable[[], Any]:
         """Return the replay of a captured graph, after capturing it on first use; the function if that fails."""
@@ -181,8 +166,8 @@ class StaticDecoder:
 
     def capture(self, function: Callable[[], Any]) -> Any:
         """Return a CUDA graph of a part, after the warm-up calls that kernels need; leave the state as it is."""
-        state = [self.root_1, self.count_1, self.new_tokens_P, self.new_states_PD, self.report_R, self.cache.length_1]
-        state += [cache.length_1 for cache, _ in self.draft_caches]
+        state = [self.root_1, self.count_1, self.last_1, self.new_tokens_P, self.new_states_PD, self.report_R]
+        state += [cache.length_1 for cache, _ in [(self.cache, 0), *self.draft_caches]]
         self.captured_memories.append(self.memory)
         saved = [tensor.clone() for tensor in state if tensor is not None]
 
@@ -213,17 +198,3 @@ def seen_rows(rows: int) -> int:
     """Return the rows that attention sees for at least so many in use.   100 -> 256, 1,100 -> 1,280, 5,000 -> 5,120"""
     step = max(ROW_STEP, 1 << max(rows.bit_length() - 3, 0))
     return -(-rows // step) * step
-
-
-def committed_tokens(tree: TokenTree, result: VerifyResult, path_K: Tensor) -> Tensor:
-    """Return the new tokens_K, the bonus token behind the accepted draft tokens; what follows it is not defined."""
-    tokens_K = F.pad(tree.tokens_N[path_K[1:]], (0, 1))
-    return tokens_K.scatter(0, result.length.reshape(1) - 1, result.bonus.reshape(1))
-
-
-def step_counts(tree: TokenTree, result: VerifyResult, path_K: Tensor) -> list[Tensor]:
-    """Return the numbers that begin a report, each as a tensor [1]."""
-    real_N, length_1 = tree.tokens_N >= 0, result.length.reshape(1)
-    has_child = ((tree.parents_N == path_K.gather(0, length_1 - 1)) & real_N).any()
-    drafted, nodes = (tree.depths_N * real_N).max(), real_N.sum()
-    return [length_1, *(count.reshape(1).long() for count in (has_child, drafted, nodes))]

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctcdraft.decoding.step_operations import PADDING, ancestors_of, padded_tree
+
 NO_TOKEN = -2  # among a node's samples: the draft sampled a stop
-PADDING = -1  # token of a node that only fills a tree to its fixed size: a child of the root, never accepted
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,26 @@ class TokenTree:
         return cls(tokens_N, parents_N, height=depth)
 
     @classmethod
-    def padded(cls, root: Tensor, tokens_R: Tensor, parents_R: Tensor, real_R: Tensor, nodes: int, height: int) -> Self:
-        """Return the tree of fixed size with the draft tokens that are real; below one that is not none may be.
+    def padded(
+        cls,
+        root: Tensor,
+        tokens_R: Tensor,
+        parents_R: Tensor,
+        scores_R: Tensor,
+        nodes: int,
+        height: int,
+        least: float = 0.0,
+        first: int = 1,
+    ) -> Self:
+        """Return the tree of fixed size with the draft tokens that score above `least`; below another none may.
 
-        parents_R: numbers of draft tokens, the first one being 1, and 0 for the root.
+        parents_R: numbers of draft tokens, the first one being `first`, and one less for the root.
         """
-        root_1, missing = root.reshape(1), nodes - 1 - len(tokens_R)
-        tokens_N = torch.cat([root_1, torch.where(real_R, tokens_R, PADDING)])
-        parents_N = torch.cat([torch.full_like(root_1, -1), torch.where(real_R, parents_R, 0)])
-        return cls(F.pad(tokens_N, (0, missing), value=PADDING), F.pad(parents_N, (0, missing)), height)
+        drafted = tokens_R, parents_R, scores_R, least, first
+        tokens_N, parents_N, depths_N, ancestors_NN = padded_tree(root.reshape(1), *drafted, nodes, height)
+        tree = cls(tokens_N, parents_N, height)
+        vars(tree).update(depths_N=depths_N, ancestors_NN=ancestors_NN)
+        return tree
 
     @cached_property
     def ancestors_NN(self) -> Tensor:
@@ -120,11 +132,7 @@ class TokenTree:
             for node, parent in enumerate(self.host_parents[1:], start=1):
                 seen_NN[node] |= seen_NN[parent]
             return torch.from_numpy(seen_NN)
-        step_NN = torch.eye(size, device=self.tokens_N.device)
-        step_NN[1:].scatter_(1, self.parents_N[1:, None], 1.0)
-        for _ in range(max(min(self.height, size - 1) - 1, 0).bit_length()):  # each squaring doubles the reach
-            step_NN = (step_NN @ step_NN).clamp_(max=1.0)
-        return step_NN > 0
+        return ancestors_of(self.parents_N[1:], self.height)
 
     @cached_property
     def depths_N(self) -> Tensor:

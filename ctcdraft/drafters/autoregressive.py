@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
@@ -19,8 +18,8 @@ class Autoregressive:
     def __init__(self, base: BaseLM) -> None:
         pass  # every drafter is constructed with the base as first argument
 
-    def draft(self, context: Context, memory: Tensor | None, rng: torch.Generator) -> tuple[TokenTree, Tensor]:
-        # memory: the tree's parents_N, reused because they are the same in every step.
+    def draft(self, context: Context, memory: TokenTree | None, rng: torch.Generator) -> tuple[TokenTree, TokenTree]:
+        # memory: the first tree, whose parents_N are those of all; in steps of fixed shapes its root is in one place.
         if memory is None:
-            memory = TokenTree.only_root(context.root).parents_N
-        return TokenTree(context.root_1, memory, height=0), memory
+            memory = TokenTree(context.root_1, TokenTree.only_root(context.root).parents_N, height=0)
+        return memory if context.padded else TokenTree(context.root_1, memory.parents_N, height=0), memory

@@ -20,11 +20,11 @@ from ctcdraft.drafters.trees.request import ConditionedFrames, FrameTreeBuilder,
 from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config
+from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.bodies import AuxStateFusion
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import LogitCorrection
 from ctcdraft.nn.masks import visible_mask
-from ctcdraft.nn.transformer import BlockConfig
 
 WINDOWS_PER_FORWARD = 64  # bounds the memory of their logits: 8 frames of 32,001 classes are 66 MB in float32
 

@@ -98,9 +98,8 @@ class LevelAttention:
         self.level += 1
         if self.level == 0:
             return None
-        itself_KK = torch.eye(len(rows_K), dtype=torch.bool, device=rows_K.device)
-        self.seen_KR = torch.cat([self.seen_KR[rows_K], itself_KK], dim=1)
-        return self.cache.append_level(self.level, self.seen_KR)
+        position_ids_K, seen_KM, self.seen_KR = self.cache.append_level(self.level, self.seen_KR, rows_K)
+        return position_ids_K, seen_KM
 
     def drop(self) -> None:
         """Drop the rows of all levels from the cache."""

@@ -9,8 +9,8 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.draft_vocab import DraftVocabHead
-from ctcdraft.nn.transformer import BlockConfig
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from ctcdraft.errors import check_int
 from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer, zero
+from ctcdraft.nn.block_config import BlockConfig
+from ctcdraft.nn.block_operations import add_linear
 from ctcdraft.nn.compiled_step import BodyArrays, compiled_fusion, compiled_step
 from ctcdraft.nn.rotary import Rotary
-from ctcdraft.nn.transformer import BlockConfig, RMSNorm, SlotBlock, TensorPair
+from ctcdraft.nn.transformer import RMSNorm, SlotBlock, TensorPair
 
 
 class AttentionBody(nn.Module):
@@ -119,8 +121,8 @@ class AttentionBody(nn.Module):
         if not context.padded and (frames_BATD := compiled_step(self, states_BKE, root_BAD, memory)) is not None:
             return frames_BATD
         text_BKD = self.project(states_BKE[..., : self.shape.width])
-        new = memory.append(text_BKD.shape[1], text_BKD.device, self.rows, context.count_1)
-        rotation, seen_RM = new.rotation(self.rotary), new.seen_by_drafted(self.block.attention.causal)
+        new = memory.append(text_BKD.shape[1], text_BKD.device, self.rows, self.block.attention.causal, context.count_1)
+        rotation, seen_RM = new.rotation(self.rotary), new.seen_by_drafted()
         rows_BRD = self.first_rows(context.newest(text_BKD), root_BAD)[:, 0]
         for layer, (block, own_BKD) in enumerate(self.texts(text_BKD, states_BKE)):
             rows_BRD = block.step(own_BKD, rows_BRD, rotation, memory, layer, seen_RM)
@@ -129,21 +131,21 @@ class AttentionBody(nn.Module):
 
     def texts(self, text_BLD: Tensor, states_BLE: Tensor) -> list[tuple[Any, Tensor]]:
         """Return every block with the text that it sees, given the projected one that all share."""
-        blocks = [self.block, *self.deeper]
+        blocks, width = [self.block, *self.deeper], self.shape.width
         if not self.own_text:
             return [(block, text_BLD) for block in blocks]
-        width = self.shape.width
         normed_BLE = F.rms_norm(states_BLE.unflatten(-1, (-1, width)), (width,), eps=self.shape.epsilon).flatten(-2)
-        return [(block, text_BLD + own(normed_BLE)) for block, own in zip(blocks, self.own_text, strict=True)]
+        return list(zip(blocks, [add_linear(text_BLD, own, normed_BLE) for own in self.own_text], strict=True))
 
     def first_rows(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:
         """Return the rows_BARD of the first block, given the projected states at the anchors."""
         if self.root_project is None:
             return start_BAD[:, :, None] + self.slots_TD
+        if not self.root_row:  # then the root is input
+            return add_linear(start_BAD, self.root_project, self.root_norm(root_BAD))[:, :, None] + self.slots_TD
         root_BAD = self.root_project(self.root_norm(root_BAD))
-        start_BAD = start_BAD + root_BAD if self.root_input else start_BAD
-        slots_BATD = start_BAD[:, :, None] + self.slots_TD
-        return torch.cat([root_BAD[:, :, None], slots_BATD], dim=2) if self.root_row else slots_BATD
+        slots_BATD = (start_BAD + root_BAD if self.root_input else start_BAD)[:, :, None] + self.slots_TD
+        return torch.cat([root_BAD[:, :, None], slots_BATD], dim=2)
 
 
 class AuxStateFusion(nn.Module):
@@ -164,7 +166,7 @@ class AuxStateFusion(nn.Module):
             return fused_BLD
         last_BLD, *others = states_BLD.split(self.width, dim=-1)
         normed = [norm(state_BLD) for norm, state_BLD in zip(self.norms, others, strict=True)]
-        return last_BLD + self.mix(torch.cat(normed, dim=-1))
+        return add_linear(last_BLD, self.mix, torch.cat(normed, dim=-1))
 
 
 class AnchorBody(nn.Module):
@@ -240,8 +242,7 @@ class FeedForwardBody(AnchorBody):
         inner = shape.width if inner is None else check_int(inner, "drafter.body.inner")
         self.up = nn.Linear(shape.width, frames * inner)
         self.down = nn.Linear(frames * inner, frames * shape.width)
-        # Zero output at first: every frame starts as the anchor's state.
-        zero(self.down)
+        zero(self.down)  # every frame starts as the anchor's state
 
     def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
         """Return hidden states_BATD of every frame, ready for the head."""

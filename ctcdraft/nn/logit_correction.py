@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctcdraft.errors import check_int
+from ctcdraft.nn.block_operations import gru_step, is_plain_lookup, row_zero
 from ctcdraft.nn.compiled_step import HeldWeights, compiled_gru_start
 from ctcdraft.nn.transformer import RMSNorm
 
@@ -83,6 +84,10 @@ class LogitCorrection(nn.Module):
     @abstractmethod
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
         """Return memory_XR after one more token."""
+
+    def extend(self, memory_XR: Tensor, rows_K: Tensor, tokens_K: Tensor) -> Tensor:
+        """Return memory_KR of these rows after one more token each."""
+        return self.step(memory_XR[rows_K], tokens_K)
 
     @abstractmethod
     def input_projection(self) -> tuple[Tensor, Tensor | None]:
@@ -166,6 +171,9 @@ class MarkovCorrection(LogitCorrection):
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
         return self.project_tokens(tokens_X)
 
+    def extend(self, memory_XR: Tensor, rows_K: Tensor, tokens_K: Tensor) -> Tensor:
+        return self.project_tokens(tokens_K)
+
 
 class GRUCorrection(LogitCorrection):
     """A correction by all tokens since the root and the anchor's hidden state, through a GRU cell (Cho et al. 2014)."""
@@ -181,13 +189,23 @@ class GRUCorrection(LogitCorrection):
             memory_XR = compiled_gru_start(self.first, arrays, anchor_XD, root_X)
             if memory_XR is not None:
                 return memory_XR
-        return self.step(self.first(anchor_XD).tanh(), root_X)
+        memory_XR = self.first(anchor_XD).tanh()
+        if root_X.numel() == 1 and not root_X.is_cpu:  # a draft's, not a training batch's
+            return self.extend(memory_XR.flatten(0, -2), row_zero(root_X.device), root_X.flatten()).view_as(memory_XR)
+        return self.step(memory_XR, root_X)
 
     def input_projection(self) -> tuple[Tensor, Tensor | None]:
         return self.cell.weight_ih, self.cell.bias_ih
 
     def recurrent_weights(self) -> tuple[Tensor, Tensor]:
         return self.cell.weight_hh, self.cell.bias_hh
+
+    def extend(self, memory_XR: Tensor, rows_K: Tensor, tokens_K: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or not is_plain_lookup(self.embedding, tokens_K):
+            return super().extend(memory_XR, rows_K, tokens_K)
+        cell, norm = self.cell, self.norm
+        weights = cell.weight_ih, cell.bias_ih, cell.weight_hh, cell.bias_hh
+        return gru_step(self.embedding.weight, norm.weight, norm.eps, *weights, memory_XR, rows_K, tokens_K)
 
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
         if not self.is_cacheable(self.cell.weight_ih):

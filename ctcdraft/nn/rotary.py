@@ -36,6 +36,10 @@ class Rotary(nn.Module):
         cos, sin = self.tables(positions_X.device)
         return cos[positions_X], sin[positions_X]
 
+    def at(self, position_ids_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all cosines and sines, and the position ids, for `block_operations.rotate_into`."""
+        return *self.tables(position_ids_N.device), position_ids_N
+
     def span(self, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the same for positions start .. stop - 1, [stop - start, head_width], as views."""
         cos, sin = self.tables(device)

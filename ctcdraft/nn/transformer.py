@@ -5,69 +5,18 @@ Parameters of both blocks have the same names, by which nn/base_layer.py initial
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ctcdraft.nn.rotary import Rotary, apply_rotary, config_rope_theta, default_frequencies
+from ctcdraft.nn.block_config import ACTIVATIONS, BlockConfig
+from ctcdraft.nn.block_operations import add_linear, rotate_into, silu_times
+from ctcdraft.nn.rotary import Rotary, apply_rotary
 
 TensorPair = tuple[Tensor, Tensor]  # cosines and sines of a rotation, or keys and values
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
-
-
-@dataclass(frozen=True)
-class BlockConfig:
-    """The sizes of a block, and where it differs from Llama's; the defaults are a plain Llama layer."""
-
-    width: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    inner: int  # width of the MLP
-    epsilon: float
-    rope_theta: float
-    positions: int  # number of position ids
-    frequencies: tuple[float, ...]  # head_width / 2 rotary ones, 0 for dimensions that are not rotated
-    rotary_scale: float = 1.0  # factor on cosines and sines (YaRN)
-    qk_norm: bool = False  # a norm of every head's queries and keys (Qwen3)
-    qkv_bias: bool = False  # biases of queries, keys and values (Qwen2)
-    activation: str = "silu"  # of ACTIVATIONS
-    state_layers: int = 1  # hidden-state layers of the base per token of the text
-
-    @classmethod
-    def of(cls, config: Any, context_length: int) -> Self:
-        """Return a plain Llama layer of a base's sizes, with Llama's defaults for what its config does not name."""
-        width, heads = config.hidden_size, config.num_attention_heads
-        head_width, theta = getattr(config, "head_dim", None) or width // heads, config_rope_theta(config)
-        return cls(
-            width=width,
-            heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_width=head_width,
-            inner=getattr(config, "intermediate_size", None) or 4 * width,
-            epsilon=getattr(config, "rms_norm_eps", 1e-6),
-            rope_theta=theta,
-            positions=context_length,
-            frequencies=default_frequencies(head_width, theta),
-        )
-
-    def as_plain_llama(self) -> Self:
-        """Return a plain Llama layer of the same sizes, which older checkpoints have."""
-        frequencies = default_frequencies(self.head_width, self.rope_theta)
-        return replace(
-            self, frequencies=frequencies, rotary_scale=1.0, qk_norm=False, qkv_bias=False, activation="silu"
-        )
 
 
 class RMSNorm(nn.RMSNorm):
@@ -100,6 +49,21 @@ class AttentionProjections(nn.Module):
         """Return rotated keys, and values, [B, G, L, d]."""
         keys = self.key_norm(self.split_heads(self.key(x_BLD)))
         return apply_rotary(keys, rotation), self.split_heads(self.value(x_BLD))
+
+    def attended(
+        self, x_BND: Tensor, queries: int, rotation: Any, memory: Any, layer: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Append keys and values of all N rows to a cache; return the rotated queries of the last rows, and all keys
+        and values that they may attend to. rotation: that of `AppendedRows` or `StaticRows`, [N, d]."""
+        asking_BTD = x_BND[:, -queries:]
+        if len(rotation) == 2:  # exact shapes
+            keys, values = memory.update(*self.keys_values(x_BND, rotation), layer)
+            return self.queries(asking_BTD, (rotation[0][-queries:], rotation[1][-queries:])), keys, values
+        query = self.query_norm(self.split_heads(self.query(asking_BTD)))
+        key, value = self.key_norm(self.split_heads(self.key(x_BND))), self.split_heads(self.value(x_BND))
+        keys, values = memory.layer(layer, key, value)
+        query = rotate_into(query, key, value, *rotation, memory.rows_N, keys, values)
+        return query, keys[:, :, : memory.visible], values[:, :, : memory.visible]
 
     def split_heads(self, x_BLD: Tensor) -> Tensor:
         # [B, heads, L, d] by two views: einops takes longer than a small base's product.
@@ -144,10 +108,9 @@ class SlotAttention(AttentionProjections):
         mixed = (on_text.flatten(2, 3) @ text_values).unflatten(2, rows) + on_slots @ own_value
         return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))
 
-    def step(
-        self, x_BND: Tensor, slots: int, rotation: TensorPair, memory: Any, layer: int, seen_TM: Tensor | None
-    ) -> Tensor:
-        """Return `forward` for one anchor, B = 1: update_BTD of the last T = `slots` rows; the others are new text.
+    def step(self, x_BND: Tensor, slots: int, rotation: Any, memory: Any, layer: int, seen_TM: Tensor | None) -> Tensor:
+        """Return `forward` for one anchor, B = 1, before the output projection, of the last T = `slots` rows; the
+        others are new text.
 
         Args:
             rotation: [N, d].
@@ -155,10 +118,9 @@ class SlotAttention(AttentionProjections):
             seen_TM: which of its rows the slots see; None: all.
         """
         # Slots beside the text in one cache, so that one attention call covers both.
-        keys, values = memory.update(*self.keys_values(x_BND, rotation), layer)
-        query = self.queries(x_BND[:, -slots:], (rotation[0][-slots:], rotation[1][-slots:]))
+        query, keys, values = self.attended(x_BND, slots, rotation, memory, layer)
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen_TM, enable_gqa=True)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return mixed.transpose(1, 2).flatten(2)
 
 
 class GatedMLP(nn.Module):
@@ -172,7 +134,13 @@ class GatedMLP(nn.Module):
         self.down = nn.Linear(shape.inner, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        return self.down(self.inner(x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        gate, up = self.gate(x), self.up(x)
+        if gate.is_cpu or self.activation is not F.silu or torch.is_grad_enabled():
+            return self.activation(gate) * up
+        return silu_times(gate, up)
 
 
 class LlamaBlock(nn.Module):
@@ -200,12 +168,13 @@ class SlotBlock(LlamaBlock):
         return slots_BATD + self.mlp(self.mlp_norm(slots_BATD))
 
     def step(
-        self, text_BKD: Tensor, slots_BTD: Tensor, rotation: TensorPair, memory: Any, layer: int, seen_TM: Tensor | None
+        self, text_BKD: Tensor, slots_BTD: Tensor, rotation: Any, memory: Any, layer: int, seen_TM: Tensor | None
     ) -> Tensor:
         """Return `forward` for one anchor, B = 1, the last of the new text rows; see SlotAttention.step."""
         rows_BND = self.attention_norm(torch.cat([text_BKD, slots_BTD], dim=1))
-        slots_BTD = slots_BTD + self.attention.step(rows_BND, slots_BTD.shape[1], rotation, memory, layer, seen_TM)
-        return slots_BTD + self.mlp(self.mlp_norm(slots_BTD))
+        mixed_BTD = self.attention.step(rows_BND, slots_BTD.shape[1], rotation, memory, layer, seen_TM)
+        slots_BTD = add_linear(slots_BTD, self.attention.out, mixed_BTD)
+        return add_linear(slots_BTD, self.mlp.down, self.mlp.inner(self.mlp_norm(slots_BTD)))
 
     def forward_text(self, x_BLD: Tensor, rotation: TensorPair) -> Tensor:
         """Return the output of the block as a decoder layer: every position is a slot after the text before it."""
@@ -216,17 +185,18 @@ class SlotBlock(LlamaBlock):
 
 
 class CausalAttention(AttentionProjections):
-    """Causal attention over new and cached rows, or attention under the mask `seen`."""
+    """Causal attention over new and cached rows, or attention under the mask `seen`, before the output projection."""
 
-    def forward(self, x_BLD: Tensor, rotation: TensorPair, cache: Any, seen: Tensor | None) -> Tensor:
-        query, (keys, values) = self.queries(x_BLD, rotation), self.keys_values(x_BLD, rotation)
-        if cache is not None:
-            keys, values = cache.update(keys, values, 0)
+    def forward(self, x_BLD: Tensor, rotation: Any, cache: Any, seen: Tensor | None) -> Tensor:
+        if cache is None:
+            query, (keys, values) = self.queries(x_BLD, rotation), self.keys_values(x_BLD, rotation)
+        else:
+            query, keys, values = self.attended(x_BLD, x_BLD.shape[1], rotation, cache, 0)
             if seen is None:  # `is_causal` would align the triangle with the first key, not with the last
                 rows, seen_rows = x_BLD.shape[1], keys.shape[2]
                 seen = torch.ones(rows, seen_rows, dtype=torch.bool, device=x_BLD.device).tril(seen_rows - rows)
         mixed = F.scaled_dot_product_attention(query, keys, values, seen, is_causal=seen is None, enable_gqa=True)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return mixed.transpose(1, 2).flatten(2)
 
 
 class CausalBlock(LlamaBlock):
@@ -244,6 +214,7 @@ class CausalBlock(LlamaBlock):
             cache: a KVCache of earlier rows, to which these are appended.
             seen: true where a row may attend, [L, M] or [B, 1, L, M]; None: to all rows up to itself.
         """
-        rotation = self.rotary(position_ids[..., None, :])
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rotation, cache, seen)
-        return x_BLD + self.mlp(self.mlp_norm(x_BLD))
+        fixed_shapes = getattr(cache, "fixed_shapes", False)
+        rotation = self.rotary.at(position_ids) if fixed_shapes else self.rotary(position_ids[..., None, :])
+        x_BLD = add_linear(x_BLD, self.attention.out, self.attention(self.attention_norm(x_BLD), rotation, cache, seen))
+        return add_linear(x_BLD, self.mlp.down, self.mlp.inner(self.mlp_norm(x_BLD)))

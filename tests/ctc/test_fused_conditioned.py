@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pytest
 import torch
+from fused_parts import count_kernels, needs_triton
 from launches import count_launches
 from test_conditioned_search import ROOT, WIDTH, correction, texts_of
-from test_fused_search import NO_STOPS, needs_triton, random_frames, random_integer
+from test_fused_search import NO_STOPS, random_frames, random_integer
 
-from ctcdraft.ctc import fused_conditioned
-from ctcdraft.ctc.conditioned_search import conditioned_prefix_search, static_conditioned_search
+from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
 from ctcdraft.ctc.prefix_search import drop_improbable
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 from ctcdraft.drafters.trees.request import ConditionedFrames, UnconditionedFrames
+from ctcdraft.fused import Operation
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 PRECISION = 2e-5  # factors and normalisers are float32
@@ -56,14 +57,20 @@ def check_random_search(seed: int) -> None:
     depth = random_integer(rng, 0, min(count, 6) + 1)
     topology = (CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY)[random_integer(rng, 0, 1)]
     min_mass = (0.0, 0.0, 0.01)[random_integer(rng, 0, 2)]
-    ranked = fused_conditioned_search(log_probs_TC, states, nodes, stops_S, depth, topology, min_mass)
+    tokens_N, parents_N, masses_N = fused_conditioned_search(log_probs_TC, states, nodes, stops_S, depth, topology)
+    ranked = tokens_N, parents_N, masses_N.masked_fill(masses_N < min_mass, 0)
     expected = conditioned_prefix_search(log_probs_TC, states, nodes, stops_S.tolist(), depth, topology, min_mass)
     assert_same_but_for_ties(ranked, nodes, expected, min_mass)
 
 
+def use_kernels(monkeypatch):
+    monkeypatch.setattr(Operation, "__call__", Operation.launch)
+
+
 @needs_triton
 @pytest.mark.parametrize("first", range(0, 50, 10))
-def test_what_the_reference_finds(first):
+def test_what_the_reference_finds(first, monkeypatch):
+    use_kernels(monkeypatch)
     for seed in range(first, first + 10):
         check_random_search(seed)
 
@@ -71,8 +78,9 @@ def test_what_the_reference_finds(first):
 @needs_triton
 @pytest.mark.parametrize("seed", range(4))
 @torch.no_grad()
-def test_texts_with_repeated_tokens(seed):
+def test_texts_with_repeated_tokens(seed, monkeypatch):
     """Two tokens only, so that most of the texts repeat one."""
+    use_kernels(monkeypatch)
     rng = torch.Generator().manual_seed(seed)
     log_probs_TC = torch.randn(5, 3, generator=rng).log_softmax(-1)
     states = states_of(log_probs_TC, (MarkovCorrection, GRUCorrection)[seed % 2], 2.0)
@@ -83,14 +91,16 @@ def test_texts_with_repeated_tokens(seed):
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 2000, 100))
-def test_what_the_reference_finds_in_many_cases(first):
+def test_what_the_reference_finds_in_many_cases(first, monkeypatch):
+    use_kernels(monkeypatch)
     for seed in range(first, first + 100):
         check_random_search(seed)
 
 
 @needs_triton
 @torch.no_grad()
-def test_uncorrected_frames_by_hand():
+def test_uncorrected_frames_by_hand(monkeypatch):
+    use_kernels(monkeypatch)
     example_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2).log()  # a, b, blank
     states = states_of(example_TC, strength=0.0)
     tokens_N, parents_N, masses_N = fused_conditioned_search(example_TC, states, 3, NO_STOPS, 2)
@@ -100,7 +110,8 @@ def test_uncorrected_frames_by_hand():
 
 @needs_triton
 @torch.no_grad()
-def test_memory_and_weights_are_read_whatever_their_layout_and_precision():
+def test_memory_and_weights_are_read_whatever_their_layout_and_precision(monkeypatch):
+    use_kernels(monkeypatch)
     log_probs_TC = random_frames(torch.Generator().manual_seed(1), 4, 90)
     states = states_of(log_probs_TC, MarkovCorrection)
     expected = fused_conditioned_search(log_probs_TC, states, 9, NO_STOPS, 4)
@@ -111,8 +122,7 @@ def test_memory_and_weights_are_read_whatever_their_layout_and_precision():
 
 @pytest.mark.parametrize("seed", range(6))
 @torch.no_grad()
-def test_fixed_shapes_find_what_the_search_that_cuts_levels_finds(seed, monkeypatch):
-    monkeypatch.setattr(fused_conditioned, "runs_triton", lambda tensor: False)
+def test_fixed_shapes_find_what_the_search_that_cuts_levels_finds(seed):
     log_probs_TC = random_frames(torch.Generator().manual_seed(seed), 1 + seed, 40)
     states = states_of(log_probs_TC, (MarkovCorrection, GRUCorrection)[seed % 2])
     for topology in (CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY):
@@ -124,33 +134,16 @@ def test_fixed_shapes_find_what_the_search_that_cuts_levels_finds(seed, monkeypa
     assert_same_but_for_ties(ranked, 9, expected)
 
 
-@dataclass
-class CountedKernels:
-    launched: int = 0
-
-    def __getattr__(self, name: str):
-        return self
-
-    def __getitem__(self, grid):
-        self.launched += 1
-        return lambda *args, **options: None
-
-
+@needs_triton
 @torch.no_grad()
 def test_six_launches_a_level_but_for_the_correction(monkeypatch):
-    """Six levels: five kernels and a topk each, the parents' rows of all but the first two, and the final selection."""
+    """Six levels: two kernels, three and a topk; then the selection. The correction's step is one more."""
     log_probs_TC = random_frames(torch.Generator().manual_seed(0), 6, 300)
-    states, arguments = states_of(log_probs_TC), (63, NO_STOPS, 6, CTC_TOPOLOGY)
-    by_levels = count_launches(lambda: static_conditioned_search(log_probs_TC, states, *arguments))
-    assert by_levels.total() > 250
-
-    kernels = CountedKernels()
-    monkeypatch.setattr(fused_conditioned, "import_module", lambda name: kernels)
-    monkeypatch.setattr(fused_conditioned, "runs_triton", lambda tensor: True)
-    # Kernels that do nothing would leave arbitrary rows in what is only allocated.
-    zeros = {dtype: torch.zeros(1, dtype=dtype) for dtype in (torch.int64, torch.float64)}
-    monkeypatch.setattr(fused_conditioned, "new_scratch", lambda _, dtype: lambda *shape: zeros[dtype].expand(shape))
-    monkeypatch.setattr(ConditionedFrames, "extend", lambda self, tokens_K, rows_K: self)
-    prepared = count_launches(lambda: fused_conditioned_search(log_probs_TC, states, *arguments))
-    assert (kernels.launched, prepared["topk"], prepared["sub"]) == (5 * 6, 6 + 1, 4)
-    assert prepared.total() <= 24 + 3  # three copies only flatten the stand-ins
+    states, arguments = states_of(log_probs_TC), (9, NO_STOPS, 6, CTC_TOPOLOGY)
+    monkeypatch.setattr(Operation, "__call__", lambda self, *args: self.definition(*args))
+    definitions = count_launches(lambda: fused_conditioned_search(log_probs_TC, states, *arguments)).total()
+    use_kernels(monkeypatch)
+    after_K1 = replace(states, memory_KR=states.memory_KR.expand(9, -1).contiguous())
+    monkeypatch.setattr(ConditionedFrames, "extend", lambda self, tokens_K, rows_K: after_K1)
+    assert count_kernels(lambda: fused_conditioned_search(log_probs_TC, states, *arguments)) == 6 * (2 + 4) + 1
+    assert definitions > 150

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from fused_parts import count_kernels, needs_triton
 from launches import count_launches
 
-from ctcdraft.ctc import fused_search
-from ctcdraft.ctc.fused_search import fused_prefix_search, has_triton, launch_prefix_search, pad_nodes, runs_triton
+from ctcdraft.ctc.fused_search import fused_prefix_search, pad_nodes
 from ctcdraft.ctc.prefix_search import drop_improbable, prefix_search, static_prefix_search
 
-needs_triton = pytest.mark.skipif(
-    not (has_triton() and runs_triton(torch.zeros(1))),
-    reason="no triton here, or a GPU, where its kernels are not interpreted",
-)
 NO_STOPS = torch.tensor([], dtype=torch.int64)
 
 
@@ -56,17 +50,17 @@ def check_random_prefix_search(seed: int) -> None:
     depth = random_integer(rng, 0, count + 1)
     min_mass = (0.0, 0.0, 0.01)[random_integer(rng, 0, 2)]
     limits = blank, nodes, tokens_per_frame
-    ranked = fused_prefix_search(log_probs_TC, *limits, stops_S, depth, min_mass)
+    ranked = fused_prefix_search.launch(log_probs_TC, *limits, stops_S, depth, min_mass)
     assert_same(ranked, nodes, prefix_search(log_probs_TC, *limits, stops_S.tolist(), depth, min_mass))
 
 
 @needs_triton
 def test_prefix_search_by_hand():
     example_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2).log()  # a, b, blank
-    tokens_N, parents_N, masses_N = fused_prefix_search(example_TC, 2, 3, 2, NO_STOPS, 2)
+    tokens_N, parents_N, masses_N = fused_prefix_search.launch(example_TC, 2, 3, 2, NO_STOPS, 2, 0.0)
     assert (tokens_N.tolist(), parents_N.tolist()) == ([0, 1, 1], [-1, -1, 0])
     assert masses_N.tolist() == pytest.approx([5 / 8, 5 / 16, 1 / 8])
-    after_stop = fused_prefix_search(example_TC, 2, 6, 2, torch.tensor([0]), 2)
+    after_stop = fused_prefix_search.launch(example_TC, 2, 6, 2, torch.tensor([0]), 2, 0.0)
     assert (after_stop[0][:3].tolist(), after_stop[1].tolist()) == ([0, 1, 0], [-1, -1, 1, -1, -1, -1])
 
 
@@ -90,7 +84,7 @@ def test_equal_but_for_rounding_is_equal():
     """a: k/60 at once, or a blank and then surely a, 1/2 in all; b: 1/2. The smaller id wins every time."""
     for k in range(1, 30):
         log_probs_TC = torch.tensor([[k / 60, 1 / 2, 1 / 2 - k / 60], [1, 0, 0]], dtype=torch.float64).log()
-        tokens_N, parents_N, _ = fused_prefix_search(log_probs_TC, 2, 2, 2, NO_STOPS, 2)
+        tokens_N, parents_N, _ = fused_prefix_search.launch(log_probs_TC, 2, 2, 2, NO_STOPS, 2, 0.0)
         assert (tokens_N.tolist(), parents_N.tolist()) == ([0, 1], [-1, -1])
 
 
@@ -99,16 +93,14 @@ def test_rounding_lifts_no_child_above_its_parent():
     """Two frames are a or blank, the third b: "a b" is exactly as likely as "a", by a different sum."""
     for k in range(1, 60):
         first_TC = torch.tensor([[k / 61, 0, 1 - k / 61]] * 2 + [[0, 1, 0]], dtype=torch.float64).log()
-        tokens_N, parents_N, masses_N = fused_prefix_search(first_TC, 2, 3, 2, NO_STOPS, 3)
+        tokens_N, parents_N, masses_N = fused_prefix_search.launch(first_TC, 2, 3, 2, NO_STOPS, 3, 0.0)
         by_text = {(t, p): m for t, p, m in zip(tokens_N.tolist(), parents_N.tolist(), masses_N.tolist(), strict=True)}
         a = tokens_N.tolist().index(0)
         assert by_text[1, a] <= by_text[0, -1]
 
 
 @pytest.mark.parametrize("tokens_per_frame", [1, 8])
-def test_without_triton_the_search_by_levels_gives_as_many_nodes(monkeypatch, tokens_per_frame):
-    monkeypatch.setattr(fused_search, "has_triton", lambda: False)
-    monkeypatch.setattr(fused_search, "launch_prefix_search", None)
+def test_without_triton_the_search_by_levels_gives_as_many_nodes(tokens_per_frame):
     log_probs_TC = random_frames(torch.Generator().manual_seed(0), 2, 9)
     ranked = fused_prefix_search(log_probs_TC, 3, 40, tokens_per_frame, NO_STOPS, 2, 0.01)
     assert_same(ranked, 40, prefix_search(log_probs_TC, 3, 40, tokens_per_frame, (), 2, 0.01))
@@ -120,26 +112,21 @@ def test_padding_of_nodes_that_are_there_launches_nothing():
     assert pad_nodes(ranked, 3, 0.3)[2].tolist() == [0.5, 0, 0]
 
 
-def test_two_launches_do_the_prefix_search(monkeypatch):
+@needs_triton
+def test_two_launches_do_the_prefix_search():
     """A topk and one kernel, in place of the operations of the search by levels."""
-    kernels = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *args, **options: kernels.append(grid)
-
-    monkeypatch.setattr(fused_search, "prefix_kernels", lambda: SimpleNamespace(prefix_search_kernel=Kernel()))
     log_probs_TC = random_frames(torch.Generator().manual_seed(0), 6, 300)
-    prepared = count_launches(lambda: launch_prefix_search(log_probs_TC, 299, 63, 16, NO_STOPS, 6, 0.0))
-    assert (dict(prepared), kernels) == ({"topk": 1}, [(1,)])
-    assert count_launches(lambda: static_prefix_search(log_probs_TC, 299, 63, 16, NO_STOPS, 6)).total() > 100
+    arguments = log_probs_TC, 299, 15, 16, NO_STOPS, 6
+    assert count_kernels(lambda: fused_prefix_search.launch(*arguments, 0.0)) == fused_prefix_search.launches
+    assert count_launches(lambda: static_prefix_search(*arguments)).total() > 100
 
 
+@needs_triton
 def test_what_the_kernel_cannot_rank_is_refused():
     sure_TC = torch.zeros(2, 3).log_softmax(-1)
     with pytest.raises(ValueError, match="blank is class 3, but the frames have classes 0 to 2"):
-        launch_prefix_search(sure_TC, 3, 4, 2, NO_STOPS, 2, 0.0)
+        fused_prefix_search.launch(sure_TC, 3, 4, 2, NO_STOPS, 2, 0.0)
     with pytest.raises(ValueError, match="tokens_per_frame must be >= 1, got 0"):
-        launch_prefix_search(sure_TC, 2, 4, 0, NO_STOPS, 2, 0.0)
+        fused_prefix_search.launch(sure_TC, 2, 4, 0, NO_STOPS, 2, 0.0)
     with pytest.raises(ValueError, match="3 classes or 2000000 nodes of 2 levels are more than 16777216"):
-        launch_prefix_search(sure_TC, 2, 2_000_000, 2, NO_STOPS, 2, 0.0)
+        fused_prefix_search.launch(sure_TC, 2, 2_000_000, 2, NO_STOPS, 2, 0.0)

@@ -12,8 +12,8 @@ from truths_heads import independent, slow_products
 from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
 from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.errors import InputError
+from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.bodies import FeedForwardBody, ResidualBody
-from ctcdraft.nn.transformer import BlockConfig
 
 ROOT = torch.tensor(1)
 

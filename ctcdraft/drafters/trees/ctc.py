@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.best_first import compiled_conditioned_search, compiled_search
-from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search, static_conditioned_search
+from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search
 from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
 from ctcdraft.ctc.fused_search import fused_prefix_search
 from ctcdraft.ctc.prefix_search import (
@@ -25,7 +25,6 @@ from ctcdraft.ctc.prefix_search import (
     RankedNodes,
     prefix_search,
     pruned_mass,
-    static_prefix_search,
 )
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
 from ctcdraft.decoding.tree import TokenTree
@@ -66,9 +65,7 @@ class PrefixSearch:
         blank, stops = log_probs_TC.shape[-1] - 1, tuple(request.stop_ids)
         if request.padded:
             limits = request.nodes - 1, self.tokens_per_frame, request.stop_ids_S(), depth
-            # On a CPU its kernels could be interpreted alone.
-            search = fused_prefix_search if log_probs_TC.is_cuda else static_prefix_search
-            return padded_tree(search(log_probs_TC, blank, *limits), request, depth)
+            return padded_tree(fused_prefix_search(log_probs_TC, blank, *limits, 0.0), request, depth)
         arguments = (
             log_probs_TC, blank, request.nodes - 1, self.tokens_per_frame, stops, depth, request.min_path_prob
         )  # fmt: skip
@@ -96,9 +93,8 @@ def conditioned_tree(log_probs_TC: Tensor, states: PrefixStates, request: TreeRe
     if depth < 1:
         return TokenTree.only_root(root)
     if request.padded:
-        stops_S = request.stop_ids_S()
-        search = fused_conditioned_search if log_probs_TC.is_cuda else static_conditioned_search
-        ranked = search(log_probs_TC, states, request.nodes - 1, stops_S, depth, topology)
+        limits = request.nodes - 1, request.stop_ids_S(), depth
+        ranked = fused_conditioned_search(log_probs_TC, states, *limits, topology)
         return padded_tree(ranked, request, depth)
     arguments = log_probs_TC, states, request.nodes - 1, request.stop_ids, depth, topology, request.min_path_prob
     few = log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES
@@ -109,8 +105,8 @@ def conditioned_tree(log_probs_TC: Tensor, states: PrefixStates, request: TreeRe
 
 def padded_tree(ranked: RankedNodes, request: TreeRequest, depth: int) -> TokenTree:
     tokens_R, parents_R, masses_R = ranked
-    real_R = masses_R > request.min_path_prob
-    return TokenTree.padded(request.root, tokens_R, parents_R + 1, real_R, len(tokens_R) + 1, depth)
+    limits = len(tokens_R) + 1, depth, request.min_path_prob
+    return TokenTree.padded(request.root, tokens_R, parents_R, masses_R, *limits, first=0)
 
 
 def tree_from_prefixes(prefixes: Prefixes, root: Tensor, depth: int) -> TokenTree:

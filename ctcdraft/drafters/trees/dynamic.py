@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.trees.level_operations import best_children, best_nodes
 from ctcdraft.drafters.trees.request import StepFunction, TreeRequest
 from ctcdraft.errors import check_int
 
@@ -51,31 +52,26 @@ def build_dynamic_tree(
     if request.depth < 1 or count < 1:
         return TokenTree.only_root(root)
     prune = prune and root.is_cpu and not request.padded  # elsewhere asking would stall every level
-    stop_ids = request.stop_ids_S()
+    stops_S = request.stop_ids_S()
     tokens_K, rows_K = root.reshape(1), torch.zeros_like(root.reshape(1))
     nodes_K, log_probs_K = rows_K, torch.zeros(1, device=root.device)  # node 0 is the root, of probability 1
     levels: list[tuple[Tensor, Tensor, Tensor]] = []
     best_N, first = log_probs_K[:0], 1
+    choose = best_children if request.padded else best_children.definition
     for _ in range(request.depth):
-        # Rounding may leave a log-probability above 0; a child must never be more probable than its parent.
-        joint_KV = log_probs_K[:, None] + step_function(tokens_K, rows_K).clamp(max=0)
-        best_KW, tokens_KW = joint_KV.topk(min(children, count, joint_KV.shape[1]), dim=1)
-        joint_N, chosen_N = best_KW.flatten().topk(min(count, best_KW.numel()))
-        tokens_N = tokens_KW.flatten()[chosen_N]
-        rows_N = chosen_N // tokens_KW.shape[1]
-        levels.append((tokens_N, nodes_K[rows_N], joint_N))
-        extendable_N = joint_N.masked_fill(torch.isin(tokens_N, stop_ids), -torch.inf)
-        log_probs_K, continued_K = extendable_N.topk(min(width, len(extendable_N)))
+        log_probs_KV = step_function(tokens_K, rows_K)
+        best = log_probs_KV.topk(min(children, count, log_probs_KV.shape[1]), dim=1)
+        level = choose(*best, log_probs_K, nodes_K, stops_S, first, count, width)
+        levels.append(level[:3])
+        tokens_K, rows_K, nodes_K, log_probs_K = level[3:]
+        first, joint_N = first + len(level[0]), level[2]
         if prune:
             best_N = torch.cat([best_N, joint_N]).topk(min(count, len(best_N) + len(joint_N))).values
             if len(best_N) == count:
                 live = int((log_probs_K > best_N[-1]).sum())  # sorted: the live texts come first
-                log_probs_K, continued_K = log_probs_K[:live], continued_K[:live]
                 if not live:
                     break
-        # Fewer than `width` nodes may be extendable; the others are continued with probability zero.
-        tokens_K, rows_K, nodes_K = tokens_N[continued_K], rows_N[continued_K], first + continued_K
-        first += len(tokens_N)
+                tokens_K, rows_K, nodes_K, log_probs_K = (column_K[:live] for column_K in level[3:])
     return top_nodes_tree(root, levels, count, request.padded)
 
 
@@ -88,16 +84,12 @@ def top_nodes_tree(
         levels: per level tokens_R, parents_R and joint log-probabilities_R. Candidates are numbered from 1 across
             levels, parent 0 is the root; a parent comes before its children.
     """
-    tokens_R, parents_R, joint_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    best_N = joint_R.argsort(descending=True, stable=True)[:count]  # stable: of equals the parent before its child
-    if not padded:
-        best_N = best_N[joint_R[best_N] > -torch.inf]
-    node_R = tokens_R.new_zeros(len(tokens_R) + 1)
-    node_R[best_N + 1] = torch.arange(1, len(best_N) + 1, device=best_N.device)
+    candidates = (torch.cat(parts) for parts in zip(*levels, strict=True))
+    tokens_N, parents_N, joint_N = (best_nodes if padded else best_nodes.definition)(*candidates, count)
     if padded:
-        real_N = joint_R[best_N] > -torch.inf
-        return TokenTree.padded(root, tokens_R[best_N], node_R[parents_R[best_N]], real_N, count + 1, len(levels))
-    tokens_N = torch.cat([root.reshape(1), tokens_R[best_N]])
-    parents_N = torch.cat([torch.full_like(root.reshape(1), -1), node_R[parents_R[best_N]]])
-    path_probs_N = F.pad(joint_R[best_N].exp(), (1, 0), value=1.0)
+        return TokenTree.padded(root, tokens_N, parents_N, joint_N, count + 1, len(levels), least=-torch.inf)
+    real = int((joint_N > -torch.inf).sum())  # these come first
+    tokens_N = torch.cat([root.reshape(1), tokens_N[:real]])
+    parents_N = torch.cat([torch.full_like(root.reshape(1), -1), parents_N[:real]])
+    path_probs_N = F.pad(joint_N[:real].exp(), (1, 0), value=1.0)
     return TokenTree(tokens_N, parents_N, height=len(levels), path_probs_N=path_probs_N)

@@ -89,14 +89,16 @@ class ConditionedFrames:
     """
 
     log_probs_TC: Tensor  # without correction, the blank as last class
-    token_probs_TV: Tensor  # the same as probabilities, kept because every level of a search multiplies them again
-    blank_T: Tensor
+    token_probs_TV: Any  # the same as probabilities, kept because every level of a search multiplies them again
+    blank_T: Any  # None, like these, on an accelerator, where searches of fixed shapes do not read them
     correction: LogitCorrection
     memory_KR: Tensor  # state of the correction after each prefix
 
     @classmethod
     def empty(cls, log_probs_TC: Tensor, correction: LogitCorrection, memory_1R: Tensor) -> Self:
         """Return the frames after the empty prefix."""
+        if not log_probs_TC.is_cpu:
+            return cls(log_probs_TC, None, None, correction, memory_1R)
         return cls(log_probs_TC, log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].exp(), correction, memory_1R)
 
     @classmethod
@@ -108,7 +110,7 @@ class ConditionedFrames:
 
     def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:
         """Return the prefixes in these rows, each with one more token."""
-        return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], tokens_K))
+        return replace(self, memory_KR=self.correction.extend(self.memory_KR, rows_K, tokens_K))
 
     def arrays(self) -> Sequence[Any] | None:
         correction = self.correction.arrays()
@@ -129,14 +131,21 @@ class ConditionedFrames:
         p_t(w | prefix) = p_t(w) * factor * scale,   p_t(blank | prefix) = p_t(blank) * scale
         """
         factor_KV = self.correction_KV.clamp(*LOGIT_RANGE).exp_()
-        normaliser_KT = (factor_KV @ self.token_probs_TV.T).add_(self.blank_T)
+        probs_TV, blank_T = self.class_probs()
+        normaliser_KT = (factor_KV @ probs_TV.T).add_(blank_T)
         return factor_KV, normaliser_KT.reciprocal_()
 
     def probs(self) -> Tensor:
         """Return the frames after every prefix: probabilities_KTC with the blank as last class."""
         factor_KV, scale_KT = self.factors()
-        token_probs_KTV = self.token_probs_TV * factor_KV[:, None] * scale_KT[..., None]
-        return torch.cat([token_probs_KTV, (self.blank_T * scale_KT)[..., None]], dim=-1)
+        probs_TV, blank_T = self.class_probs()
+        token_probs_KTV = probs_TV * factor_KV[:, None] * scale_KT[..., None]
+        return torch.cat([token_probs_KTV, (blank_T * scale_KT)[..., None]], dim=-1)
+
+    def class_probs(self) -> tuple[Tensor, Tensor]:
+        if self.token_probs_TV is None:
+            return self.log_probs_TC[:, :-1].exp(), self.log_probs_TC[:, -1].exp()
+        return self.token_probs_TV, self.blank_T
 
     def token_log_probs(self, frame: int) -> Tensor:
         """Return log-probabilities_KV of one frame without its blank, normalised over the tokens."""
@@ -152,24 +161,27 @@ class ConditionedFrames:
 class UnconditionedFrames:
     """The same interface for K prefixes that do not change the frames: all factors are one."""
 
-    ones_KV: Tensor
-    ones_KT: Tensor
+    frames: int
+    zeros_VR: Tensor  # the correction's weight and memories: a rank of one
+    memory_KR: Tensor
 
     @classmethod
     def empty(cls, log_probs_TC: Tensor) -> Self:
-        return cls(torch.ones_like(log_probs_TC[:1, :-1]), torch.ones_like(log_probs_TC[None, :, 0]))
+        zeros_VR = torch.zeros_like(log_probs_TC[:1, :-1]).T
+        return cls(len(log_probs_TC), zeros_VR, zeros_VR[:1])
 
     def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:
-        return type(self)(self.ones_KV[rows_K], self.ones_KT[rows_K])
+        return replace(self, memory_KR=self.zeros_VR[:1].expand(len(tokens_K), 1))
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        return self.ones_KV, self.ones_KT
+        ones_K1 = self.memory_KR + 1
+        return ones_K1.expand(-1, len(self.zeros_VR)), ones_K1.expand(-1, self.frames)
 
     def arrays(self) -> None:
         return None
 
-    def correction_weight(self) -> None:
-        return None
+    def correction_weight(self) -> Tensor:
+        return self.zeros_VR
 
 
 Conditioned = ConditionedFrames | None  # None: no logit correction, so the frames are the same after every prefix

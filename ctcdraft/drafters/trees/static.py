@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.trees.level_operations import place_level
 from ctcdraft.drafters.trees.request import StepFunction, TreeRequest
 from ctcdraft.errors import InputError
 
@@ -48,20 +49,18 @@ class StaticTree:
         choices = tuple(choice for choice in self.choices if len(choice) <= request.depth)[: request.nodes - 1]
         conditioning_paths = tuple(self.conditioning_path(choice[:-1]) for choice in choices)
         parents_N, levels = plan_levels(choices, conditioning_paths, root.device)
-        stop_ids, tokens_N = request.stop_ids_S(), root.repeat(len(choices) + 1)
+        stops_S, tokens_N = request.stop_ids_S(), root.repeat(len(choices) + 1)
+        place = place_level if request.padded else place_level.definition
         # All nodes are kept until the end: shapes that depended on the tokens would be host synchronisations.
         real_N = torch.ones_like(tokens_N, dtype=torch.bool)
         path_log_probs_N = torch.zeros_like(tokens_N, dtype=torch.float32)
-        for level in levels:
-            log_probs_KV = step_function(tokens_N[level.query_nodes_K], level.rows_K)
-            best_KR, tokens_KR = log_probs_KV.topk(min(level.ranks, log_probs_KV.shape[1]), dim=1)
-            in_range_J = level.ranks_J < best_KR.shape[1]
-            entry = level.query_rows_J, level.ranks_J.clamp(max=best_KR.shape[1] - 1)
-            parents_J = parents_N[level.nodes_J]
-            extendable_J = real_N[parents_J] & ((parents_J == 0) | ~torch.isin(tokens_N[parents_J], stop_ids))
-            tokens_N[level.nodes_J] = tokens_KR[entry]
-            path_log_probs_N[level.nodes_J] = path_log_probs_N[parents_J] + best_KR[entry].float()
-            real_N[level.nodes_J] = in_range_J & extendable_J & (best_KR[entry] > -torch.inf)
+        tokens_K = tokens_N[:1]
+        for number, level in enumerate(levels):
+            log_probs_KV = step_function(tokens_K, level.rows_K)
+            best = log_probs_KV.topk(min(level.ranks, log_probs_KV.shape[1]), dim=1)
+            new, queried = (level.nodes_J, level.query_rows_J, level.ranks_J), levels[number + 1 : number + 2]
+            next_K = queried[0].query_nodes_K if queried else parents_N[:0]
+            tokens_K = place(*best, parents_N, *new, next_K, stops_S, tokens_N, real_N, path_log_probs_N)
         if request.padded:
             return TokenTree.padded(root, tokens_N[1:], parents_N[1:], real_N[1:], len(tokens_N), len(levels))
         return keep_real_nodes(tokens_N, parents_N, real_N, len(levels), path_log_probs_N.exp())

@@ -1,0 +1,71 @@
+"""Operations within the blocks of a draft head, on an accelerator. Their kernels are in `triton_block.py`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ctcdraft.fused import fused
+from ctcdraft.nn.rotary import apply_rotary
+
+KERNELS = "ctcdraft.nn.triton_block"
+
+
+@fused(KERNELS, launches=1, writes=("keys", "values"))
+def rotate_into(
+    query: Tensor, key: Tensor, value: Tensor, cos_PE: Tensor, sin_PE: Tensor, position_ids_N: Tensor, rows_N: Tensor,
+    keys: Tensor, values: Tensor,
+) -> Tensor:  # fmt: skip
+    """Return the rotated query [1, H, T, d] of the last T rows; write rotated keys, and values, [1, G, N, d] to these
+    rows of the cache."""
+    cos, sin = cos_PE[position_ids_N], sin_PE[position_ids_N]
+    keys.index_copy_(2, rows_N, apply_rotary(key, (cos, sin)))
+    values.index_copy_(2, rows_N, value)
+    queries = query.shape[2]
+    return apply_rotary(query, (cos[-queries:], sin[-queries:]))
+
+
+@fused(KERNELS, launches=1)
+def silu_times(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
+    """Return silu(gate) * up."""
+    return F.silu(gate_XI) * up_XI
+
+
+@fused(KERNELS, launches=1)
+def embed_beside(table_VD: Tensor, tokens_K: Tensor, states_XE: Tensor, rows_K: Tensor, tokens_first: bool) -> Tensor:
+    """Return the embeddings of tokens and these rows of states, concatenated."""
+    parts = [table_VD[tokens_K].to(states_XE.dtype), states_XE[rows_K]]
+    return torch.cat(parts if tokens_first else parts[::-1], dim=1)
+
+
+@fused(KERNELS, launches=1)
+def gru_step(
+    table_VD: Tensor, norm_D: Tensor, epsilon: float, input_GD: Tensor, input_bias_G: Tensor, recurrent_GR: Tensor,
+    recurrent_bias_G: Tensor, memory_XR: Tensor, rows_K: Tensor, tokens_K: Tensor,
+) -> Tensor:  # fmt: skip
+    """Return memory_KR of a GRU cell after these rows of a memory read the normalised embeddings of tokens."""
+    normed_KD = F.rms_norm(table_VD[tokens_K].to(norm_D.dtype), norm_D.shape, norm_D, epsilon)
+    weights = input_GD, recurrent_GR, input_bias_G, recurrent_bias_G
+    return torch.gru_cell(normed_KD, memory_XR[rows_K], *weights)
+
+
+@cache  # on the device from then on, where captured graphs read it
+def row_zero(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+def is_plain_lookup(embedding: nn.Module, tokens_K: Tensor) -> bool:
+    """Return whether these operations look up as this embedding does: others scale, and a CPU needs no operation."""
+    return not tokens_K.is_cpu and type(embedding) is nn.Embedding
+
+
+def add_linear(residual_XD: Tensor, layer: nn.Module, x_XE: Tensor) -> Tensor:
+    """Return residual + layer(x): as one product on an accelerator, if the layer is a plain one without bias."""
+    if residual_XD.is_cpu or torch.is_grad_enabled() or type(layer) is not nn.Linear or layer.bias is not None:
+        return residual_XD + layer(x_XE)
+    sums_ND = torch.addmm(residual_XD.flatten(0, -2), x_XE.flatten(0, -2), layer.weight.T)
+    return sums_ND.view(residual_XD.shape)

@@ -1,0 +1,70 @@
+"""Fused operations under Triton's interpreter: their results and launches against those of their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from launches import LaunchCount
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ctcdraft.fused import Operation, has_triton, runs_triton
+
+needs_triton = pytest.mark.skipif(
+    not (has_triton() and runs_triton(torch.zeros(1))),
+    reason="no triton here, or a GPU, where its kernels are not interpreted",
+)
+
+
+def count_kernels(function: Callable[[], Any]) -> int:
+    """Return the launches of a function: interpreted kernels, and operations of torch."""
+    from triton.runtime.interpreter import GridExecutor
+
+    kernels, run = [], GridExecutor.__call__
+
+    def counted(self: Any, *args: Any, **options: Any) -> None:
+        kernels.append(self)
+        with _disable_current_modes():  # what the interpreter asks of torch
+            run(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch, LaunchCount() as count:
+        patch.setattr(GridExecutor, "__call__", counted)
+        function()
+    return len(kernels) + count.counts.total()
+
+
+def same_arguments(args: Sequence[Any]) -> list[Any]:
+    """Return copies of an operation's arguments, in the same memory layout."""
+    return [one.clone(memory_format=torch.preserve_format) if isinstance(one, torch.Tensor) else one for one in args]
+
+
+@torch.inference_mode()
+def check_operation(operation: Operation, *args: Any, compare: Callable[[Any, Any], None] | None = None) -> Any:
+    """Assert that kernels return and write what the definition does, with as many launches as registered."""
+    expected_args, found_args, found = same_arguments(args), same_arguments(args), []
+    expected = operation(*expected_args)
+    launches = count_kernels(lambda: found.append(operation.launch(*found_args)))
+    assert launches == operation.launches, f"{launches} launches of {operation.definition.__name__}"
+    compare = compare or assert_equal
+    compare(found[0], expected)
+    compare(found_args, expected_args)
+    return expected
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    for one, other in zip(list_of(found), list_of(expected), strict=True):
+        if isinstance(other, torch.Tensor):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other), f"{one}\n{other}"
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    for one, other in zip(list_of(found), list_of(expected), strict=True):
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def list_of(results: Any) -> list[Any]:
+    return [results] if isinstance(results, torch.Tensor) or results is None else list(results)

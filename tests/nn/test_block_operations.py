@@ -1,0 +1,85 @@
+"""Operations of draft blocks: kernels against definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fused_parts import assert_close, check_operation, list_of, needs_triton
+
+from ctcdraft.nn.block_operations import add_linear, embed_beside, gru_step, rotate_into, silu_times
+from ctcdraft.nn.rotary import Rotary, default_frequencies
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def integer(rng: torch.Generator, low: int, high: int) -> int:
+    return int(torch.randint(low, high + 1, (), generator=rng))
+
+
+def assert_near(found, expected):
+    """In bfloat16 sums may be rounded once more or less."""
+    for one, other in zip(list_of(found), list_of(expected), strict=True):
+        if isinstance(other, torch.Tensor) and other.dtype == torch.bfloat16:
+            torch.testing.assert_close(one, other, rtol=0.03, atol=0.03)
+        else:
+            assert_close([one], [other])
+
+
+def check_block_operations(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    dtype, count = DTYPES[integer(rng, 0, 1)], integer(rng, 1, 12)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng).to(dtype)
+
+    heads, groups, width = integer(rng, 1, 4), integer(rng, 1, 3), 2 * integer(rng, 1, 20)
+    queries = integer(rng, 1, count)
+    query, key, value = (
+        random(1, rows, parts * width).unflatten(-1, (-1, width)).transpose(1, 2)
+        for rows, parts in ((queries, heads), (count, groups), (count, groups))
+    )
+    cos_PE, sin_PE = Rotary(default_frequencies(width, 10_000.0), 50).tables(torch.device("cpu"))
+    rows_N = torch.randperm(30, generator=rng)[:count]
+    position_ids_N = torch.randint(0, 50, (count,), generator=rng)
+    # As in the cache: a view of the rows that attention sees.
+    caches = [random(1, groups, 40, width)[:, :, :30] for _ in range(2)]
+    check_operation(
+        rotate_into, query, key, value, cos_PE, sin_PE, position_ids_N, rows_N, *caches, compare=assert_near
+    )
+
+    inner = integer(rng, 1, 700)
+    check_operation(silu_times, random(1, count, inner), random(1, count, inner), compare=assert_near)
+
+    table_VD, states_XE = random(20, integer(rng, 1, 90)), random(integer(rng, 1, 9), integer(rng, 1, 1500))
+    tokens_K = torch.randint(0, 20, (count,), generator=rng)
+    rows_K = torch.randint(0, len(states_XE), (count,), generator=rng)
+    check_operation(embed_beside, table_VD, tokens_K, states_XE, rows_K, integer(rng, 0, 1) == 1)
+
+    rank = integer(rng, 1, 40)
+    cell = torch.nn.GRUCell(table_VD.shape[1], rank).to(dtype)
+    weights = [weight.detach() for weight in (cell.weight_ih, cell.bias_ih, cell.weight_hh, cell.bias_hh)]
+    memory_XR, norm_D = random(len(states_XE), rank), random(table_VD.shape[1])
+    check_operation(gru_step, table_VD, norm_D, 1e-6, *weights, memory_XR, rows_K, tokens_K, compare=assert_near)
+
+
+@needs_triton
+@pytest.mark.parametrize("first", range(0, 50, 10))
+def test_kernels_do_what_is_defined(first):
+    for seed in range(first, first + 10):
+        check_block_operations(seed)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 2000, 100))
+def test_kernels_do_it_in_many_cases(first):
+    for seed in range(first, first + 100):
+        check_block_operations(seed)
+
+
+def test_a_residual_is_added_to_any_layer():
+    """On the CPU as before; layers with a bias, or of another kind, keep their own forward."""
+    x_234, residual_235 = torch.randn(2, 3, 4), torch.randn(2, 3, 5)
+    for layer in (torch.nn.Linear(4, 5, bias=False), torch.nn.Linear(4, 5), torch.nn.Sequential(torch.nn.Linear(4, 5))):
+        with torch.no_grad():
+            assert torch.equal(add_linear(residual_235, layer, x_234), residual_235 + layer(x_234))
