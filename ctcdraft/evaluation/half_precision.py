@@ -99,13 +99,9 @@ def accepted_nodes(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
 def is_rounding(
     setup: EvaluationSetup, name: str, prompt_L: Tensor, both: tuple[Sequence[int], Sequence[int]], seed: int
 ) -> bool | None:
-    """Return whether rounding explains the first difference of a response to autoregression's.
+    """Return whether rounding explains the first difference of a response to autoregression's; `both` are their tokens.
 
-    Args:
-        both: the tokens of the response, and of autoregression's.
-
-    Returns:
-        None where the base cannot be copied to float32: it is quantised, spread over devices, or too large.
+    None where the base cannot be copied to float32: it is quantised, spread over devices, or too large.
     """
     pairs = enumerate(zip(*both, strict=False))
     position = next((index for index, (ours, theirs) in pairs if ours != theirs), None)
@@ -241,7 +237,9 @@ def repeat_fixed_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Te
     for tree, path in recording.steps:
         cache.visible = min(seen_rows(int(cache.length_1) + len(tree)), cache.capacity)
         output = base.read_tree(tree, cache)
-        cache.keep_path(torch.tensor(path, device=base.device), torch.tensor([len(path)], device=base.device))
+        path_K = torch.tensor(path, device=base.device)
+        cache.move_rows(cache.length_1 + path_K, cache.length_1 + torch.arange(len(path), device=base.device))
+        cache.length_1.add_(len(path))
     return last_logits(recording, output)
 
 
