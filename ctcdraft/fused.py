@@ -10,7 +10,6 @@ as one call; a test counts the kernels of each under Triton's interpreter and co
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +18,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
 
 LIBRARY = torch.library.Library("ctcdraft", "DEF")
 OPERATIONS: dict[str, Operation] = {}
@@ -57,11 +55,6 @@ def fused(module: str, launches: int, writes: tuple[str, ...] = ()) -> Callable[
         return operation
 
     return register
-
-
-def runs_triton(tensor: Tensor) -> bool:
-    """Return whether kernels of Triton can read this tensor."""
-    return has_triton() and (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @cache

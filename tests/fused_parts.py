@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 from launches import LaunchCount
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ctcdraft.fused import Operation, has_triton, runs_triton
+from ctcdraft.fused import Operation, has_triton
 
 needs_triton = pytest.mark.skipif(
-    not (has_triton() and runs_triton(torch.zeros(1))),
+    not has_triton() or os.environ.get("TRITON_INTERPRET") != "1",
     reason="no triton here, or a GPU, where its kernels are not interpreted",
 )
 

@@ -21,7 +21,8 @@ from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
 from ctcdraft.fused import fused
 
 SELECTION = "ctcdraft.ctc.triton_selection"
-LOGIT_RANGE = (-80, 80)  # as in trees/request.py
+# exp of a correction outside this range overflows or vanishes in float32; such a token is certain or impossible anyway.
+LOGIT_RANGE = (-80, 80)
 
 
 def fused_conditioned_search(

@@ -30,7 +30,7 @@ def factors(
 
 @triton.jit
 def as_factor(logits):
-    """Return the exponential, within the range of `request.LOGIT_RANGE`."""
+    """Return the exponential, within the range of `fused_conditioned.LOGIT_RANGE`."""
     return tl.exp(tl.minimum(tl.maximum(logits, -80.0), 80.0))
 
 

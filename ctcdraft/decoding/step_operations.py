@@ -52,6 +52,9 @@ def tree_rows(
 
     seen_KR: which drafted rows each of the K new ones sees, itself included. M = `visible` rows are attended to.
     """
+    if seen_KR.numel() == 1:  # autoregression: the rest would cost the baseline five operations per step
+        mask_1M = torch.arange(visible, device=length_1.device) <= length_1
+        return length_1.clone(), (length_1 + depths_K).clamp(max=positions - 1), mask_1M[None]
     rows_R = length_1 + torch.arange(seen_KR.shape[1], device=length_1.device)
     mask_KM = (torch.arange(visible, device=length_1.device) < length_1).repeat(len(seen_KR), 1)
     mask_KM.index_copy_(1, rows_R, seen_KR)
@@ -105,6 +108,14 @@ def commit_matches(
     Return the path_K of accepted nodes (0 in unused slots), the cache rows_K where they are and those where they
     belong. Written are the new root, the new tokens, their number and that less one, the report, the text's length.
     """
+    if len(tokens_N) == 1:  # autoregression, as above
+        for written in (root_1, new_tokens_P[:1], report_R[COUNTS : COUNTS + 1]):
+            written.copy_(base_tokens_N)
+        for written, value in ((report_R[:1], 1), (report_R[1:3], 0), (report_R[3:4], 1), (count_1, 1), (last_1, 0)):
+            written.fill_(value)
+        target_1 = length_1.clone()
+        length_1.add_(1)
+        return torch.zeros_like(target_1), target_1, target_1.clone()
     agrees_N = tokens_N == base_tokens_N[parents_N]
     agrees_N[:1].fill_(True)  # the root is committed; its parent, -1, stood for the last node
     accepted_N = (ancestors_NN <= agrees_N).all(dim=1)  # <= of truth values is "implies"

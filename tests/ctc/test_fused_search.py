@@ -118,7 +118,7 @@ def test_two_launches_do_the_prefix_search():
     log_probs_TC = random_frames(torch.Generator().manual_seed(0), 6, 300)
     arguments = log_probs_TC, 299, 15, 16, NO_STOPS, 6
     assert count_kernels(lambda: fused_prefix_search.launch(*arguments, 0.0)) == fused_prefix_search.launches
-    assert count_launches(lambda: static_prefix_search(*arguments)).total() > 100
+    assert count_launches(lambda: static_prefix_search(*arguments)).total() > 90
 
 
 @needs_triton

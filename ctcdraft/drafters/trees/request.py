@@ -10,15 +10,13 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from ctcdraft.ctc.fused_conditioned import LOGIT_RANGE
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.sampling import unwarped_log_probs
 from ctcdraft.decoding.settings import LogitsProcessor
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.nn.compiled_step import compiled_log_softmax
 from ctcdraft.nn.logit_correction import LogitCorrection
-
-# exp of a correction outside this range overflows or vanishes in float32; such a token is certain or impossible anyway.
-LOGIT_RANGE = (-80, 80)
 
 
 @dataclass(frozen=True)
