@@ -13,10 +13,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ctcdraft.fused import Operation, has_triton
 
+ON_GPU = torch.cuda.is_available()
 needs_triton = pytest.mark.skipif(
     not has_triton() or os.environ.get("TRITON_INTERPRET") != "1",
     reason="no triton here, or a GPU, where its kernels are not interpreted",
 )
+# For `check_operation`, which compiles the kernels where there is a GPU.
+runs_kernels = pytest.mark.gpu if ON_GPU else needs_triton
 
 
 def count_kernels(function: Callable[[], Any]) -> int:
@@ -36,21 +39,27 @@ def count_kernels(function: Callable[[], Any]) -> int:
     return len(kernels) + count.counts.total()
 
 
-def same_arguments(args: Sequence[Any]) -> list[Any]:
+def copies(args: Sequence[Any], device: str) -> list[Any]:
     """Return copies of an operation's arguments, in the same memory layout."""
-    return [one.clone(memory_format=torch.preserve_format) if isinstance(one, torch.Tensor) else one for one in args]
+    return [
+        one.clone(memory_format=torch.preserve_format).to(device) if isinstance(one, torch.Tensor) else one
+        for one in args
+    ]
 
 
 @torch.inference_mode()
 def check_operation(operation: Operation, *args: Any, compare: Callable[[Any, Any], None] | None = None) -> Any:
-    """Assert that kernels return and write what the definition does, with as many launches as registered."""
-    expected_args, found_args, found = same_arguments(args), same_arguments(args), []
+    """Assert that kernels return and write what the definition does on the CPU, with as many launches as registered."""
+    expected_args, found_args, found = copies(args, "cpu"), copies(args, "cuda" if ON_GPU else "cpu"), []
     expected = operation(*expected_args)
-    launches = count_kernels(lambda: found.append(operation.launch(*found_args)))
-    assert launches == operation.launches, f"{launches} launches of {operation.definition.__name__}"
+    if ON_GPU:
+        found.append(operation.launch(*found_args))
+    else:
+        launches = count_kernels(lambda: found.append(operation.launch(*found_args)))
+        assert launches == operation.launches, f"{launches} launches of {operation.definition.__name__}"
     compare = compare or assert_equal
-    compare(found[0], expected)
-    compare(found_args, expected_args)
+    compare(copies(list_of(found[0]), "cpu"), list_of(expected))
+    compare(copies(found_args, "cpu"), expected_args)
     return expected
 
 

@@ -99,6 +99,12 @@ class StaticCache(transformers.Cache):
     def layer_buffers(self) -> Sequence[tuple[Tensor, Tensor]]:
         return self.exact.layer_buffers
 
+    def keep_path(self, path_K: Tensor, count_1: Tensor) -> None:
+        """Keep the rows of the first count_1 nodes of path_K, of the tree just read; steps do it by themselves."""
+        rows_K = self.length_1 + torch.arange(len(path_K), device=path_K.device)
+        self.move_rows(self.length_1 + path_K, rows_K)
+        self.length_1.add_(count_1)
+
     def move_rows(self, source_K: Tensor, target_K: Tensor) -> None:
         """Copy rows to where they belong."""
         move_rows(*self.exact.buffers, source_K, target_K)

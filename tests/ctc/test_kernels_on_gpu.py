@@ -12,10 +12,11 @@ from test_fused_search import random_frames, random_integer
 
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
-from ctcdraft.ctc.fused_search import fused_prefix_search, runs_triton
+from ctcdraft.ctc.fused_search import fused_prefix_search
 from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 from ctcdraft.drafters.trees.request import ConditionedFrames
+from ctcdraft.fused import has_triton
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 pytestmark = [
@@ -35,9 +36,9 @@ def test_prefix_search(seed):
     classes = random_integer(rng, *((2, 40), (40, 300), (32000, 32001))[seed % 3])
     log_probs_TC, blank = random_frames(rng, count, classes), random_integer(rng, 0, classes - 1)
     stops_S = torch.randint(0, classes, (2,), generator=rng)
-    assert runs_triton(log_probs_TC.cuda())
+    assert has_triton()
     limits, depth = (blank, nodes, tokens_per_frame), count
-    ranked = ranked_on_cpu(fused_prefix_search(log_probs_TC.cuda(), *limits, stops_S.cuda(), depth))
+    ranked = ranked_on_cpu(fused_prefix_search(log_probs_TC.cuda(), *limits, stops_S.cuda(), depth, 0.0))
     assert_same_but_for_ties(ranked, nodes, prefix_search(log_probs_TC, *limits, stops_S.tolist(), depth))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_parts import check_operation, needs_triton
+from fused_parts import check_operation, runs_kernels
 
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.step_operations import (
@@ -20,7 +20,7 @@ from ctcdraft.decoding.step_operations import (
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match_on_host
 
-pytestmark = needs_triton
+pytestmark = runs_kernels
 
 
 def integer(rng: torch.Generator, low: int, high: int) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_parts import check_operation, needs_triton
+from fused_parts import check_operation, runs_kernels
 
 from ctcdraft.drafters.trees.level_operations import best_children, best_nodes, place_level
 
-pytestmark = needs_triton
+pytestmark = runs_kernels
 
 
 def integer(rng: torch.Generator, low: int, high: int) -> int:

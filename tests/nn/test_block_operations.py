@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_parts import assert_close, check_operation, list_of, needs_triton
+from fused_parts import assert_close, check_operation, list_of, runs_kernels
 
 from ctcdraft.nn.block_operations import add_linear, embed_beside, gru_step, rotate_into, silu_times
 from ctcdraft.nn.rotary import Rotary, default_frequencies
@@ -62,14 +62,14 @@ def check_block_operations(seed: int) -> None:
     check_operation(gru_step, table_VD, norm_D, 1e-6, *weights, memory_XR, rows_K, tokens_K, compare=assert_near)
 
 
-@needs_triton
+@runs_kernels
 @pytest.mark.parametrize("first", range(0, 50, 10))
 def test_kernels_do_what_is_defined(first):
     for seed in range(first, first + 10):
         check_block_operations(seed)
 
 
-@needs_triton
+@runs_kernels
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 2000, 100))
 def test_kernels_do_it_in_many_cases(first):
