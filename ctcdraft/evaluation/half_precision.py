@@ -99,9 +99,10 @@ def accepted_nodes(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
 def is_rounding(
     setup: EvaluationSetup, name: str, prompt_L: Tensor, both: tuple[Sequence[int], Sequence[int]], seed: int
 ) -> bool | None:
-    """Return whether rounding explains the first difference of a response to autoregression's; `both` are their tokens.
+    """Return whether rounding explains the first difference of a response to autoregression's.
 
     None where the base cannot be copied to float32: it is quantised, spread over devices, or too large.
+    both: the tokens of the response, and of autoregression's.
     """
     pairs = enumerate(zip(*both, strict=False))
     position = next((index for index, (ours, theirs) in pairs if ours != theirs), None)
@@ -238,7 +239,7 @@ def repeat_fixed_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Te
         cache.visible = min(seen_rows(int(cache.length_1) + len(tree)), cache.capacity)
         output = base.read_tree(tree, cache)
         path_K = torch.tensor(path, device=base.device)
-        cache.move_rows(cache.length_1 + path_K, cache.length_1 + torch.arange(len(path), device=base.device))
+        cache.move_rows(cache.length_1 + path_K, cache.length_1 + cache.numbers_M[: len(path)])
         cache.length_1.add_(len(path))
     return last_logits(recording, output)
 
