@@ -238,9 +238,7 @@ def repeat_fixed_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Te
     for tree, path in recording.steps:
         cache.visible = min(seen_rows(int(cache.length_1) + len(tree)), cache.capacity)
         output = base.read_tree(tree, cache)
-        path_K = torch.tensor(path, device=base.device)
-        cache.move_rows(cache.length_1 + path_K, cache.length_1 + torch.arange(len(path), device=base.device))
-        cache.length_1.add_(len(path))
+        cache.keep_path(torch.tensor(path, device=base.device), torch.tensor([len(path)], device=base.device))
     return last_logits(recording, output)
 
 
