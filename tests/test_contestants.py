@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from sequential_parts import saved_lm
 
 from ctcdraft.config.build import load_drafter
+from ctcdraft.config.cli import compose_config
 from ctcdraft.config.contestants import build_contestant, resolve
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
@@ -207,3 +208,10 @@ def test_a_drafter_without_weights_is_not_trained(outsiders, monkeypatch, capsys
         if not item.startswith(("drafter.frames", "objective."))
     ]
     assert f"drafter={drafter} has no weights to train" in expect_error(monkeypatch, capsys, "train.py", *arguments)
+
+
+@pytest.mark.parametrize("name", ["ctc", "ctc_gru", "transducer", "medusa", "eagle", "hydra", "blockwise"])
+def test_a_drafter_by_name_has_the_values_that_hydra_composes(name):
+    composed = compose_config("train", f"drafter={name}").drafter
+    found = resolve(name, untrained=True).config
+    assert OmegaConf.to_container(found) == OmegaConf.to_container(composed)

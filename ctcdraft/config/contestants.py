@@ -50,11 +50,7 @@ class ContestantConfig:
 
 
 def resolve_contestants(config: DictConfig, alone: bool = False) -> dict[str, ContestantConfig]:
-    """Return all contestants of evaluate.py by the name of their row, autoregression first.
-
-    Args:
-        alone: whether autoregression may be the only one.
-    """
+    """Return all contestants of evaluate.py by the name of their row, autoregression first; alone: it may be all."""
     items = as_list(config.contestants, "contestants")
     if config.checkpoint is not None:
         items = [config.checkpoint, *(items or ["prompt_lookup"])]
@@ -161,6 +157,8 @@ def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collect
                 if named not in options:
                     raise InputError(f"{group}: {named} is none of {', '.join(options)}")
                 named = compose_drafter_config(folder / f"{named}.yaml", {}, trust)
+            if group in merged:  # overridden: the other option's values go, too
+                del merged[group]
             same_level = group is None or group in named  # an option with `# @package drafter` contains its group
             merged = OmegaConf.merge(merged, named if same_level else {group: named})
     merged = OmegaConf.merge(merged, config)
