@@ -246,6 +246,5 @@ def test_accumulated_batches_are_one_step_along_the_mean_of_all_their_windows(ba
     mean = (first * losses[0].value + second * losses[1].value) / (first + second)
     wanted = torch.autograd.grad(mean, one.engine.parameters)
     figures = one.train_step()
-    for expected, gradient in zip(wanted, seen[0], strict=True):
-        assert torch.allclose(expected, gradient, rtol=1e-4, atol=1e-6)
+    assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(wanted, seen[0], strict=True))
     assert figures["loss"] == pytest.approx(float(mean.detach()))
