@@ -23,7 +23,7 @@ from ctcdraft.config.cli import entry_point, error_sentence, run_hydra_main
 from ctcdraft.config.sweep_jobs import track_job
 from ctcdraft.config.training_run import TrainingRun, refuse_wrong_training
 from ctcdraft.corpus.chat_template import corpus_warnings
-from ctcdraft.distributed import from_environment, init_distributed, main_process_first
+from ctcdraft.distributed import Distributed, from_environment, init_distributed
 from ctcdraft.planning.training import plan_training, smoke_test
 from ctcdraft.training.lora import KLRegularizedObjective
 from ctcdraft.training.trainer import Trainer, TrainerSettings
@@ -34,22 +34,28 @@ from ctcdraft.training.validation import DecodingValidation
 @entry_point
 def main(config: DictConfig) -> float:
     with track_job(config, error_sentence):
-        run = TrainingRun.of(config)
+        run = None
+        if config.plan_only:
+            run = TrainingRun.of(config)
+            refuse_wrong_training(run.config)
+            if (plan := build.plan_without_base(run.config)) is not None:
+                if from_environment().is_main:  # a dry run joins no process group
+                    print(plan)
+                return 0.0
+        distributed = init_distributed(config.device, config.timeout_minutes)
+        # On several machines only the first may have the directory.
+        run = run or distributed.from_main(lambda: TrainingRun.of(config))
+        run.use_device(config.device)
         refuse_wrong_training(run.config)
-        if run.config.plan_only and (plan := build.plan_without_base(run.config)) is not None:
-            if from_environment().is_main:  # a dry run joins no process group
-                print(plan)
-            return 0.0
         with run.lock():
-            return train(run)
+            return train(run, distributed)
 
 
-def train(run: TrainingRun) -> float:
+def train(run: TrainingRun, distributed: Distributed) -> float:
     """Train a run, or print its plan; return the best mean acceptance length (tau) of its validations."""
     config, settings = run.config, TrainerSettings.from_config(run.config.trainer)
     if config.trainer.num_threads:
         torch.set_num_threads(config.trainer.num_threads)
-    distributed = init_distributed(config.device)
     base = instantiate(config.base)
     # The initial weights depend on the seed alone, not on what was drawn while the base model was loaded.
     torch.manual_seed(config.seed)
@@ -61,11 +67,11 @@ def train(run: TrainingRun) -> float:
     # Incompatible parts fail here, before responses are generated, which takes hours for a large corpus.
     smoke_test(base, drafter, objective, engine, config.trainer.compile)
 
-    corpus = main_process_first(distributed, lambda: build.load_corpus(config, base))
+    corpus = distributed.main_process_first(lambda: build.load_corpus(config, base))
     if corpus is None:  # only the plan was asked for, and the responses are not generated yet
         return 0.0
     rows, prompts = build.split_corpus(config, corpus, base, drafter)
-    batches = build.build_batches(config, rows, base, states, objective.labels, adapter)
+    batches = build.build_batches(config, rows, base, states, objective.labels, adapter, distributed)
     if adapter is not None:
         objective = KLRegularizedObjective(objective, adapter)
     steps = (settings.steps, settings.gradient_accumulation_steps, run.finished_steps)
@@ -75,8 +81,8 @@ def train(run: TrainingRun) -> float:
     if config.plan_only:
         return 0.0
 
-    validation = DecodingValidation(base, prompts, decoding)
-    with closing(build.build_feed(config, batches, distributed)) as feed:  # prefetching runs in a thread
+    validation = DecodingValidation(base, prompts, decoding, distributed)
+    with closing(build.build_feed(config, batches)) as feed:  # prefetching runs in a thread
         trainer = Trainer(run.directory, drafter, objective, feed, engine, validation, settings, adapter)
         run.begin(trainer, base, corpus.manifest["hash"])
         tau = trainer.fit(run.loggers(trainer))

@@ -1,7 +1,6 @@
-"""Data-parallel training under torchrun, and shards of work that need no communication.
+"""Processes of torchrun, and shards of work that need no communication.
 
-Every process computes its own batches of a step; gradients are averaged in one all-reduce, so that all processes hold
-the same weights, and rank 0 writes them. torch is imported in the functions that communicate: a command line is checked
+Process 0 writes the run directory. torch is imported in the functions that communicate: a command line is checked
 before torch is imported.
 """
 
@@ -10,60 +9,94 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
+PATIENCE = timedelta(days=2)  # while one process generates the responses of a whole corpus
+
+
+class LostProcessError(InputError):
+    """Another process has ended, or does not answer."""
+
+
+@dataclass(frozen=True)
 class Distributed:
     """Rank and world size of this process, and the collective operations; with one process these do nothing."""
 
     rank: int = 0
     world_size: int = 1
+    patient_group: Any = None  # of all processes, for objects; its timeout is PATIENCE, and it works on CPUs
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files, prints and validates."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
-    def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
-        """Replace every tensor by its mean over the processes, in place, with one all-reduce per dtype."""
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over the processes; the tensor is overwritten with it."""
         import torch
 
-        if self.world_size == 1:
-            return
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order in every process
-            group = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.flatten() for tensor in group])
-            torch.distributed.all_reduce(flat)
-            flat /= self.world_size
-            for tensor, mean in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
-                tensor.copy_(mean.view_as(tensor))
+        if self.world_size > 1:
+            with lost_process():
+                torch.distributed.all_reduce(tensor)
+        return tensor
 
     def any_process(self, *flags: bool) -> list[bool]:
         """Return for each flag whether it is True in any process."""
         return [any(column) for column in zip(*self.all_gather_object(flags), strict=True)]
 
-    def all_gather_object(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any, group: Any = None) -> list[Any]:
         """Return the `value` of every process, by rank."""
         import torch
 
         gathered = [value]
         if self.world_size > 1:
             gathered = [None] * self.world_size
-            torch.distributed.all_gather_object(gathered, value)
+            with lost_process():
+                torch.distributed.all_gather_object(gathered, value, group)
         return gathered
 
-    def barrier(self) -> None:
-        """Wait until every process has called this."""
-        self.all_gather_object(None)
+    def from_main(self, work: Callable[[], Any]) -> Any:
+        """Return in every process what `work` returns in process 0, which may have files that the others have not."""
+        import torch
+
+        result = [self.in_turn(work, self.is_main)]
+        if self.world_size > 1:
+            with lost_process():
+                torch.distributed.broadcast_object_list(result, 0, self.patient_group)
+        return result[0]
+
+    def main_process_first(self, work: Callable[[], Any]) -> Any:
+        """Call `work` in process 0, then in the first of each other machine, then in all others.
+
+        So each later one finds the files that an earlier one wrote, with a disk that all machines share and without.
+        """
+        turn = 0 if self.is_main else 1 if int(os.environ.get("LOCAL_RANK", self.rank)) == 0 else 2
+        results = [self.in_turn(work, turn == number) for number in range(3)]
+        return results[turn]
+
+    def in_turn(self, work: Callable[[], Any], mine: bool) -> Any:
+        """Call `work` if it is this process's turn, and wait for the others; where one raises InputError, all do."""
+        result = error = None
+        try:
+            result = work() if mine else None
+        except InputError as raised:
+            if self.world_size == 1:
+                raise
+            error = raised
+        for other in self.all_gather_object(error, self.patient_group):
+            if other is not None:
+                raise other
+        return result
 
 
 def from_environment() -> Distributed:
@@ -71,7 +104,23 @@ def from_environment() -> Distributed:
     return Distributed(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
 
-def init_distributed(device: str) -> Distributed:
+ALONE = Distributed()
+
+
+@contextmanager
+def lost_process() -> Iterator[None]:
+    """Turn the error of a collective operation whose other end is gone or silent into one sentence."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo's have no class of their own
+        if not any(library in str(error) for library in ("gloo", "NCCL")):
+            raise
+        raise LostProcessError(
+            f"another process of this job has ended, or did not answer within timeout_minutes= ({first_line(error)})"
+        ) from error
+
+
+def init_distributed(device: str, timeout_minutes: float = 30) -> Distributed:
     """Join the process group of torchrun, if this process was started by it, and return it."""
     import torch
 
@@ -86,34 +135,15 @@ def init_distributed(device: str) -> Distributed:
         torch.cuda.set_device(device)
     try:
         if not torch.distributed.is_initialized():
-            # The others wait while process 0 generates the responses of a whole corpus.
-            torch.distributed.init_process_group(backend, timeout=timedelta(days=2))
-            shut_down_gloo_at_exit(backend)
+            torch.distributed.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+            shut_down_gloo_at_exit("gloo")
+        patient = torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:  # a port in use is a DistNetworkError, which is a RuntimeError
         raise InputError(
             f"{world_size} processes cannot connect at {address} ({str(error).strip().splitlines()[0]}); choose a free "
             "port with torchrun --master-port"
         ) from error
-    return Distributed(int(os.environ["RANK"]), world_size)
-
-
-def local_batches(batches: int, peers: Distributed) -> list[int]:
-    """Return the indices of the batches of a step that this process computes: 4 over 2   ->   0 2 and 1 3."""
-    if batches % peers.world_size:
-        raise InputError(
-            f"trainer.gradient_accumulation_steps must be a multiple of the {peers.world_size} processes, got {batches}"
-        )
-    return list(range(peers.rank, batches, peers.world_size))
-
-
-def main_process_first(peers: Distributed, work: Callable[[], Any]) -> Any:
-    """Call `work` in process 0, then in the others, which find the files that process 0 wrote."""
-    if not peers.is_main:
-        peers.barrier()
-    result = work()
-    if peers.is_main:
-        peers.barrier()
-    return result
+    return Distributed(int(os.environ["RANK"]), world_size, patient)
 
 
 def shut_down_gloo_at_exit(backend: str) -> None:

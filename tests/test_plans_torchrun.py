@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from entry_parts import expect_error, run_script, train_args
 
+PER_HOUR = {"hours": 1, "minutes": 60, "seconds": 3600}
 RATE = ["plan.flops=1e5", "device=cpu", "dtype=bfloat16", "plan_only=true"]
 
 
@@ -29,28 +30,26 @@ def planned(world, monkeypatch, capsys):
     return plan
 
 
-def training_time(plan):
-    return re.findall(r"^time +about (.+) with hidden_states=online, (.+) with offline", plan, re.MULTILINE)
+def online_time(plan):
+    ((number, unit),) = re.findall(r"^time +about ([\d.,]+) (\w+) with hidden_states=online", plan, re.MULTILINE)
+    return float(number.replace(",", "")), unit
 
 
-def test_training_time_is_that_of_the_batches_of_one_process(planned):
-    """trainer.gradient_accumulation_steps defaults to WORLD_SIZE: eight times the batches in eight processes."""
+def test_eight_processes_take_the_same_steps_in_an_eighth_of_the_time(planned):
     arguments = train_args("run=x", "prepared=never", "base.path=shape")
     alone, eight = planned("train.py", *arguments), planned("train.py", *arguments, processes=8)
-    assert "steps       4 of 8 x 8 rows" in eight
-    assert training_time(eight) == training_time(alone)
-    assert len(training_time(alone)) == 1
+    assert all("steps       4 of 8 rows" in plan for plan in (alone, eight))
+    hours = [number / PER_HOUR[unit] for number, unit in map(online_time, (alone, eight))]
+    assert hours[0] == pytest.approx(8 * hours[1], rel=0.05)
     assert "shared by 8 processes" in eight
     assert planned("train.py", *arguments, processes=8, rank=3) == ""  # only rank 0 prints
 
 
-def test_batches_that_cannot_be_shared_are_refused_in_a_dry_run_too(planned, monkeypatch, capsys):
+def test_a_batch_that_cannot_be_shared_is_refused_in_a_dry_run_too(planned, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    arguments = train_args(
-        "run=x", "prepared=never", "base.path=shape", "trainer.gradient_accumulation_steps=6", "plan_only=true"
-    )
+    arguments = train_args("run=x", "prepared=never", "base.path=shape", "trainer.batch_size=3", "plan_only=true")
     said = expect_error(monkeypatch, capsys, "train.py", *arguments)
-    assert "trainer.gradient_accumulation_steps must be a multiple of the 4 processes, got 6" in said
+    assert "trainer.batch_size=3 sequences cannot be shared by 4 processes; raise it, or start fewer" in said
 
 
 def test_response_hours_are_divided_by_shards(planned):

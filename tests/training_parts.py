@@ -86,11 +86,17 @@ def make_trainer(
     engine=TorchEngine,
     engine_options=None,
     distributed=SINGLE_PROCESS,
+    rows=None,
+    rows_per_step=4,
+    prompt_count=1,
     **changes,
 ) -> Trainer:
     drafter = (drafter or ctc_head(base)).train()
     objective = objective or CTC(labels)
-    batches = Batches(random_sequences(), base, rows_per_step=4, anchors=8, labels=objective.labels, seed=0)
+    batches = Batches(
+        rows or random_sequences(), base, rows_per_step=rows_per_step, anchors=8, labels=objective.labels, seed=0,
+        per_step=accumulate, processes=distributed,
+    )  # fmt: skip
     values = {
         "learning_rate": 3e-3,
         "warmup_steps": 2,
@@ -103,7 +109,8 @@ def make_trainer(
     }
     optimizer = OptimizerSettings(steps=steps, **values | changes)
     engine = engine(drafter, drafter.trainable_parameters(), optimizer, distributed, **engine_options or {})
-    validation = DecodingValidation(base, [torch.arange(10, 16)], DECODING)
+    prompts = [torch.arange(10, 16), torch.arange(20, 24), torch.arange(30, 37)]
+    validation = DecodingValidation(base, prompts[:prompt_count], DECODING, distributed)
     settings = TrainerSettings(
         steps=steps, gradient_accumulation_steps=accumulate, probe_every=6, checkpoint_every=checkpoint_every,
         checkpoint_minutes=checkpoint_minutes, save_total_limit=keep, max_nonfinite_steps=patience,

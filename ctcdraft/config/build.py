@@ -154,30 +154,31 @@ def split_corpus(config: Any, corpus: Any, base: Any, drafter: Any) -> tuple[Any
     return rows, prompts
 
 
-def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, adapter: Any) -> Any:
+def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, adapter: Any, distributed: Any) -> Any:
     """Return the training batches of the rows of a corpus; raise InputError where there are too few rows."""
     settings = config.trainer
     if not rows:
         key = "trainer.max_length" if settings.max_length <= base.context_length else "base.context_length"
         length = min(settings.max_length, base.context_length)
         raise InputError(f"no response of the corpus begins within {length} tokens; raise {key}")
-    if settings.batch_size > len(rows):
+    per_step = settings.gradient_accumulation_steps
+    if settings.batch_size * per_step > len(rows):
+        times = f" x trainer.gradient_accumulation_steps={per_step}" if per_step > 1 else ""
         raise InputError(
-            f"trainer.batch_size={settings.batch_size} is more than the {len(rows)} responses to train on; lower it, "
-            "or prepare more prompts (corpus.limit=)"
+            f"trainer.batch_size={settings.batch_size}{times} is more than the {len(rows)} responses to train on; "
+            "lower it, or prepare more prompts (corpus.limit=)"
         )
     packing = first_fit_packing(settings.pack_length) if settings.pack_length is not None else one_per_row
     # The adapter's hidden states carry a gradient; the base's own do not.
     reading = compute_hidden_states if adapter is None else adapter.read
-    return Batches(
-        rows, base, settings.batch_size, settings.anchors_per_sequence, labels, config.seed, states, packing, reading
-    )
+    size, anchors = settings.batch_size * per_step, settings.anchors_per_sequence
+    return Batches(rows, base, size, anchors, labels, config.seed, states, packing, reading, per_step, distributed)
 
 
-def build_feed(config: Any, batches: Any, distributed: Any) -> Any:
+def build_feed(config: Any, batches: Any) -> Any:
     """Return the batches themselves, or with trainer.prefetch their prefetching by a thread; close it after use."""
     total = config.trainer.steps * config.trainer.gradient_accumulation_steps
-    return PrefetchingBatches(batches, total, distributed.world_size) if config.trainer.prefetch else batches
+    return PrefetchingBatches(batches, total) if config.trainer.prefetch else batches
 
 
 def meta_base(config: Any) -> Any:

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ctcdraft.config.cli import CONFIGS, compose_config, entry_point, run_hydra_main
 from ctcdraft.config.command_line import MULTIRUN_FLAGS, parse_override, quote_paths
 from ctcdraft.config.schema import as_list, check_config
+from ctcdraft.distributed import from_environment
 from ctcdraft.errors import InputError
 from ctcdraft.io import has_complete_corpus, refuse_existing_run, refuse_missing_run, refuse_unwritable
 
@@ -119,7 +120,8 @@ def output_folders(verb: str, config: Any) -> dict[str, Any]:
 
 def refuse_wrong_train_config(config: Any) -> None:
     if config.resume is not None:
-        refuse_missing_run(Path(config.resume))
+        if from_environment().is_main:  # the others may be on machines that do not have it
+            refuse_missing_run(Path(config.resume))
     elif (Path(config.run) / "config.yaml").exists() and not config.overwrite:
         refuse_existing_run(Path(config.run))
     check_config(config)

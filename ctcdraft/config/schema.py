@@ -46,6 +46,7 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "seed": non_negative_int,
     "shard": lambda value, key: Shard.parse(value),
     "threads": positive_int_or_null,
+    "timeout_minutes": positive,
     "show": non_negative_int,
     "show_labels": positive_int,
     "warm_up_tokens": non_negative_int,

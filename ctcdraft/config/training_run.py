@@ -18,7 +18,7 @@ from ctcdraft.config.schema import check_config
 from ctcdraft.config.sweep_jobs import run_directory, run_title, sweep_directory
 from ctcdraft.corpus import prepared
 from ctcdraft.corpus.hidden_states import OnlineHiddenStates
-from ctcdraft.distributed import from_environment, local_batches
+from ctcdraft.distributed import from_environment
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.io import refuse_existing_run, write_text
@@ -57,6 +57,12 @@ class TrainingRun:
     def finished_steps(self) -> int:
         return self.directory.last_step if self.resuming else 0
 
+    def use_device(self, device: str) -> None:
+        """Move a run of several processes to the device of this one: a resumed run's config has that of process 0."""
+        for node in (self.config, self.config.base):
+            if from_environment().world_size > 1 and str(node.get("device")).startswith("cuda"):
+                node.device = device
+
     def lock(self) -> AbstractContextManager[None]:
         """Return the lock on the directory, held by rank 0; a plan writes nothing and needs none."""
         if self.config.plan_only or not from_environment().is_main:
@@ -67,11 +73,10 @@ class TrainingRun:
         """Create the directory, or restore the trainer from its newest checkpoint."""
         config_text = OmegaConf.to_yaml(self.config, resolve=True)
         if self.resuming:
-            self.directory.refuse_other_corpus(corpus_hash)
+            trainer.distributed.from_main(lambda: self.directory.refuse_other_corpus(corpus_hash))
             trainer.restore()
-            if trainer.step >= trainer.settings.steps:
+            if trainer.step >= trainer.settings.steps and trainer.distributed.is_main:
                 print(f"{self.directory.path} already has its {trainer.step:,} steps; trainer.steps= may be raised")
-        trainer.distributed.barrier()  # rank 0 changes the directory only after every process has read it
         if trainer.distributed.is_main and self.resuming:
             write_text(self.directory.config, config_text)  # trainer.steps may have been raised
         elif trainer.distributed.is_main:
@@ -100,7 +105,8 @@ class TrainingRun:
 def resumed_config(run: RunDirectory, config: DictConfig) -> Any:
     """Return the run's own config; of the command line only resume=, trust= and a raised trainer.steps= count."""
     overrides = HydraConfig.get().overrides.task
-    others = [text for text in overrides if not text.startswith(("resume=", "trainer.steps=", "trust="))]
+    free = ("resume=", "trainer.steps=", "trust=", "timeout_minutes=")
+    others = [text for text in overrides if not text.startswith(free)]
     if others:
         raise InputError(
             f"resume={run.path} uses that run's own config, and only trainer.steps= may be raised; "
@@ -136,7 +142,11 @@ def refuse_server(own: Any, run: RunDirectory) -> None:
 def refuse_wrong_training(config: DictConfig) -> None:
     """Raise InputError for what the config alone shows to be wrong, before anything is loaded."""
     check_config(config)
-    local_batches(config.trainer.gradient_accumulation_steps, from_environment())
+    rows, processes = config.trainer.batch_size, from_environment().world_size
+    if rows < processes:
+        raise InputError(
+            f"trainer.batch_size={rows} sequences cannot be shared by {processes} processes; raise it, or start fewer"
+        )
     if not issubclass(get_class(config.drafter._target_), DraftHead):
         raise InputError(
             f"drafter={config.drafter.name} has no weights to train; give it as one of contestants= of evaluate.py"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ctcdraft.corpus.hidden_states import HiddenStates, HiddenStatesFactory, Onl
 from ctcdraft.corpus.token_store import Pack, TokenSequences
 from ctcdraft.corpus.windows import label_windows, sample_anchors
 from ctcdraft.ctc.alignment import frames_needed
+from ctcdraft.distributed import ALONE, Distributed
 from ctcdraft.models.base_model import BaseLM
 
 MAX_OPEN_PACKS = 64  # more open packs leave less padding, at as many comparisons per response
@@ -73,6 +74,9 @@ class Batches:
 
     A step has `rows_per_step` rows, each of one response or of a pack, `anchors` windows sampled from each row and at
     most `labels` labels per window. `compute_states` computes the hidden states that are not stored.
+
+    Batch number n is one of the `per_step` batches of step n // per_step, and of its rows those of this process. All
+    rows of a step, with their anchors, are the same however they are divided.
     """
 
     def __init__(
@@ -86,7 +90,11 @@ class Batches:
         hidden_states: HiddenStatesFactory = OnlineHiddenStates,
         packing: PackingFunction = one_per_row,
         compute_states: Callable[..., Tensor] = compute_hidden_states,
+        per_step: int = 1,
+        processes: Distributed = ALONE,
     ) -> None:
+        self.per_step = per_step
+        self.processes = processes
         self.rows = rows
         self.base = base
         self.device = base.device
@@ -105,18 +113,26 @@ class Batches:
         """Steps of the first epoch."""
         return len(self.epoch(0))
 
-    def batch(self, step: int) -> Batch:
-        """Return the batch of a step on the base model's device, hidden states included."""
-        return self.complete(self.prepare(step))
+    def batch(self, number: int) -> Batch:
+        """Return a batch on the base model's device, hidden states included."""
+        return self.complete(self.prepare(number))
 
-    def prepare(self, step: int) -> dict[str, Tensor]:
-        """Return the fields of the batch that need no forward pass, on the base model's device.
+    def prepare(self, number: int) -> dict[str, Tensor]:
+        """Return the fields of a batch that need no forward pass, on the base model's device.
 
         Hidden states are among them only if they are stored.
         """
-        rows = self.rows.pad_packs(packs := self.packs(step))
-        anchors_BA = sample_anchors(rows.mask_BL, self.anchors, self._rng(step, 1))
-        windows = label_windows(rows.tokens_BL, rows.mask_BL, anchors_BA, self.labels, rows.ended_BL)
+        step, place = divmod(number, self.per_step)
+        packs = self.packs(step)
+        own = list(range(len(packs)))[place :: self.per_step][self.processes.rank :: self.processes.world_size]
+        width = max(sum(self.lengths[index] for index in pack) for pack in packs)
+        random_BL = torch.rand(len(packs), width, generator=self._rng(step, 1))  # of all rows, whoever has them
+        packs = [packs[row] for row in own or [0]]
+        rows = self.rows.pad_packs(packs)
+        # The last step of a packed epoch may have too few rows for all: a row without windows takes part with loss 0.
+        mask_BL = rows.mask_BL if own else torch.zeros_like(rows.mask_BL)
+        anchors_BA = sample_anchors(mask_BL, self.anchors, random_BL[own or [0], : mask_BL.shape[1]])
+        windows = label_windows(rows.tokens_BL, mask_BL, anchors_BA, self.labels, rows.ended_BL)
         fields = dict(tokens_BL=rows.tokens_BL, position_ids_BL=rows.position_ids_BL, anchors_BA=anchors_BA)
         fields |= zip(("roots_BA", "labels_BAS", "lengths_BA"), windows, strict=True)
         fields = {name: value.to(self.device) for name, value in fields.items()}
@@ -154,9 +170,13 @@ class Batches:
                 self._epoch_starts.append(end)
         return self.epoch(epoch)[step - self._epoch_starts[epoch]]
 
+    @cached_property
+    def lengths(self) -> list[int]:
+        return [len(tokens_L) for tokens_L in self.rows.tokens]
+
     def _epoch_steps(self, epoch: int) -> list[list[Pack]]:
         order = torch.randperm(len(self.rows), generator=self._rng(epoch, 0)).tolist()
-        return self.packing(order, [len(tokens_L) for tokens_L in self.rows.tokens], self.rows_per_step)
+        return self.packing(order, self.lengths, self.rows_per_step)
 
     def _rng(self, number: int, stream: int) -> torch.Generator:
         # Stream 0 permutes epochs, stream 1 samples anchors of steps: epoch 5 and step 5 must not share their numbers.
@@ -168,13 +188,12 @@ class PrefetchingBatches:
 
     The thread cuts windows, reads stored hidden states and copies both to the device, on a CUDA stream of its own where
     there is one (not yet tried on an accelerator). An exception in it is raised by the `batch` call that needed its
-    result. `stride` is the number of processes that share the batches: from one requested step to the next.
+    result.
     """
 
-    def __init__(self, batches: Batches, total: int, stride: int = 1) -> None:
+    def __init__(self, batches: Batches, total: int) -> None:
         self.batches = batches
         self.total = total
-        self.stride = stride
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self.pending: tuple[int, Future[dict[str, Tensor]]] | None = None
         self.stream = torch.cuda.Stream(batches.device) if batches.device.type == "cuda" else None
@@ -189,7 +208,7 @@ class PrefetchingBatches:
         if pending is None or pending[0] != step:  # the first step, or one out of order
             pending = (step, self.worker.submit(self.prepare, step))
         prepared = pending[1].result()
-        following = step + self.stride
+        following = step + 1
         if following < self.total:
             self.pending = (following, self.worker.submit(self.prepare, following))
         if self.stream is not None:

@@ -144,6 +144,22 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
     write_text(out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
 
 
+def write_first_manifest(out: Path, manifest: Manifest) -> bool:
+    """Return whether the manifest was written: not where another process has written one."""
+    draft = out / f"manifest.json.first.{os.getpid()}.{socket.gethostname()}.partial"
+    write_text(draft, json.dumps(manifest, indent=1) + "\n")
+    try:
+        (out / "manifest.json").hardlink_to(draft)  # unlike a renaming, this replaces no file
+        return True
+    except FileExistsError:
+        return False
+    except OSError:  # a disk without hard links
+        write_manifest(out, manifest)
+        return True
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def write_plan(out: Path, measured: dict[str, Any]) -> None:
     # Not in the manifest: no two measurements are equal, while all other files are byte-identical on every machine.
     if not (out / PLAN_FILE).exists():
@@ -152,7 +168,8 @@ def write_plan(out: Path, measured: dict[str, Any]) -> None:
 
 def delete_corpus(out: Path) -> None:
     """Remove a prepared corpus, and no other file in the folder."""
-    for file in [out / "manifest.json", out / PLAN_FILE, *list_parts(out), *out.glob("*.partial")]:
+    # The manifest last: parts without one, left by a kill, could not be resumed.
+    for file in [*list_parts(out), *out.glob("*.partial"), out / PLAN_FILE, out / "manifest.json"]:
         file.unlink(missing_ok=True)
 
 

@@ -116,12 +116,14 @@ def count_lines(lines: Sequence[Line]) -> Counter[str]:
 
 def begin_manifest(out: Path, wanted: Manifest) -> Manifest:
     """Return the manifest in `out`, written now if absent; raise InputError if it records other settings."""
+    parts = part_files.list_parts(out)  # before the manifest: a sibling shard may write both at this moment
     existing = part_files.read_manifest(out)
     if existing is None:
-        if part_files.list_parts(out):
+        if parts:
             raise InputError(f"{out} holds parts without manifest.json; choose another out= or add overwrite=true")
-        part_files.write_manifest(out, wanted)
-        return wanted
+        if part_files.write_first_manifest(out, wanted):
+            return wanted
+        return begin_manifest(out, wanted)  # a sibling was faster, perhaps with other settings
     refuse_other_base(existing, wanted["base"], out)
     changed = changed_settings(existing, wanted)
     if changed:

@@ -103,7 +103,8 @@ class SlotAttention(AttentionProjections):
             later_TT = torch.ones(frames, frames, dtype=torch.bool, device=query.device).triu(1)
             repeats = to_slots.shape[-2] // frames
             to_slots = to_slots.masked_fill(later_TT.repeat(repeats, 1), -torch.inf)
-        weights = torch.cat([to_text, to_slots], dim=-1).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+        at_least_float32 = torch.promote_types(query.dtype, torch.float32)
+        weights = torch.cat([to_text, to_slots], dim=-1).softmax(dim=-1, dtype=at_least_float32).to(query.dtype)
         on_text, on_slots = weights.split([text_keys.shape[2], frames], dim=-1)
         mixed = (on_text.flatten(2, 3) @ text_values).unflatten(2, rows) + on_slots @ own_value
         return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -10,9 +12,11 @@ import torch
 from torch import Tensor
 
 from ctcdraft.batch import Batch
+from ctcdraft.distributed import ALONE, Distributed
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.nn.heads import Emissions
 
+PROCESSES: ContextVar[Distributed] = ContextVar("PROCESSES", default=ALONE)
 SUPERVISED = ("states", "transductions", "alignments", "tokens")  # the strictest first
 
 
@@ -20,6 +24,8 @@ SUPERVISED = ("states", "transductions", "alignments", "tokens")  # the strictes
 class Loss:
     value: Tensor  # scalar with a gradient, to minimise
     metrics: dict[str, Tensor]  # detached scalars, by name; tensors, because numbers would wait for the accelerator
+    # What `value` was divided by, which weighs the batches of a step; None: they weigh the same.
+    count: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -47,9 +53,10 @@ class DecayedObjective:
         """Return the mean of -log_probs_BAS. Labels of probability zero are left out, and their share is a metric."""
         real_BAS = label_mask(batch)
         feasible_BAS = real_BAS & ~log_probs_BAS.isneginf()  # nan is kept and shows in the loss
-        value = decayed_masked_mean(-log_probs_BAS, feasible_BAS, self.decay)
-        infeasible = 1 - feasible_BAS.sum() / real_BAS.sum().clamp(min=1)
-        return Loss(value, {"loss": value.detach(), **metrics, "infeasible_share": infeasible})
+        weights_BAS = decay_weights(feasible_BAS, self.decay, log_probs_BAS.dtype)
+        value, count = counted_mean(-log_probs_BAS, feasible_BAS, weights_BAS)
+        infeasible = share_left_out(feasible_BAS, real_BAS)
+        return Loss(value, {"loss": value.detach(), **metrics, "infeasible_share": infeasible}, count)
 
 
 class WeightedSum:
@@ -92,7 +99,8 @@ class WeightedSum:
         losses = {name: part(emissions, batch) for name, part in self.parts.items()}
         value = torch.stack([self.weights[name] * loss.value for name, loss in losses.items()]).sum()
         metrics = {f"{name}/{key}": number for name, loss in losses.items() for key, number in loss.metrics.items()}
-        return Loss(value, {"loss": value.detach(), **metrics})
+        # The first part's, exact where all parts count the same labels.
+        return Loss(value, {"loss": value.detach(), **metrics}, next(iter(losses.values())).count)
 
 
 def check_frames(emissions: Emissions, labels: int) -> int:
@@ -116,16 +124,65 @@ def decayed_masked_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> T
 
     values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
     """
-    weights_BAS = real_BAS * decay ** torch.arange(values_BAS.shape[-1], device=values_BAS.device)
+    return counted_mean(values_BAS, real_BAS, decay_weights(real_BAS, decay, values_BAS.dtype))[0]
+
+
+def decay_weights(real_BAS: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
+    return real_BAS * decay ** torch.arange(real_BAS.shape[-1], device=real_BAS.device, dtype=dtype)
+
+
+def masked_mean(values_X: Tensor, real_X: Tensor) -> Tensor:
+    """Return the mean of the real values; 0 where there is none."""
+    return counted_mean(values_X, real_X, real_X)[0]
+
+
+def counted_mean(values_X: Tensor, real_X: Tensor, weights_X: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted mean of the real values, and the sum of the weights; see `counted_over`."""
+    count = processes_mean(weights_X.sum()).to(values_X.dtype)
     # `where` before the product: inf or nan of a value that is left out, times 0, would be nan.
-    return (values_BAS.where(real_BAS, 0) * weights_BAS).sum() / weights_BAS.sum().clamp(min=1e-30)
+    return (values_X.where(real_X, 0) * weights_X).sum() / count.clamp(min=1e-30), count
+
+
+def share_left_out(kept_X: Tensor, real_X: Tensor) -> Tensor:
+    return 1 - processes_mean(kept_X.sum()) / processes_mean(real_X.sum()).clamp(min=1e-30)
+
+
+def batch_weights(losses: Sequence[Loss]) -> Tensor:
+    """Return what share_M each batch has in the loss of a step."""
+    counts = [torch.ones_like(loss.value.detach()) if loss.count is None else loss.count for loss in losses]
+    counts_M = torch.stack(counts).double()
+    return counts_M / counts_M.sum().clamp(min=1e-30)
+
+
+def step_metrics(losses: Sequence[Loss], processes: Distributed) -> dict[str, float]:
+    """Return the metrics of a step: means over its batches and over processes."""
+    names = losses[0].metrics
+    metrics_KM = torch.stack([torch.stack([loss.metrics[name].double() for loss in losses]) for name in names])
+    means_K = processes.sum((metrics_KM * batch_weights(losses)).sum(dim=1)) / processes.world_size
+    return dict(zip(names, means_K.tolist(), strict=True))
+
+
+@contextmanager
+def counted_over(processes: Distributed) -> Iterator[None]:
+    """Let objectives divide by the mean of a count over processes instead of their own count.
+
+    The mean over processes of a loss is then that of one process with all windows. A mean of their means is not, as
+    their windows differ in number. All processes must call the objective the same number of times.
+    """
+    before = PROCESSES.set(processes)
+    try:
+        yield
+    finally:
+        PROCESSES.reset(before)
+
+
+def processes_mean(count: Tensor) -> Tensor:
+    """Return the mean of a count over the processes that share a batch."""
+    processes = PROCESSES.get()
+    # float64: a float32 count would be off from its 16,777,217th window on.
+    return count if processes.world_size == 1 else processes.sum(count.double()) / processes.world_size
 
 
 def label_mask(batch: Batch) -> Tensor:
     """Return True_BAS where a window has a label."""
     return torch.arange(batch.labels_BAS.shape[-1], device=batch.lengths_BA.device) < batch.lengths_BA[..., None]
-
-
-def masked_mean(values_BA: Tensor, real_BA: Tensor) -> Tensor:
-    """Return the mean of the real values; 0 where there is none."""
-    return values_BA.where(real_BA, 0).sum() / real_BA.sum().clamp(min=1)

@@ -13,7 +13,7 @@ from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.ctc.forward import Likelihoods, likelihoods
 from ctcdraft.errors import check_int
 from ctcdraft.nn.heads import AlignmentScores, Emissions
-from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, masked_mean
+from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, counted_mean, masked_mean, share_left_out
 
 
 def ctc_window_likelihoods(scores: AlignmentScores, batch: Batch) -> Likelihoods:
@@ -48,11 +48,11 @@ class CTC:
         feasible_BA = real_BA & (self.needed(batch.labels_BAS, batch.lengths_BA) <= frames)
         feasible_BA &= ~log_likelihood_BA.isneginf()  # outside the draft vocabulary; nan is kept and shows in the loss
         per_label_BA = log_likelihood_BA / batch.lengths_BA.clamp(min=1)
-        value = masked_mean(-per_label_BA, feasible_BA)
+        value, count = counted_mean(-per_label_BA, feasible_BA, feasible_BA)
         # Without this metric a run could lower its loss unseen, by windows that it cannot emit.
-        infeasible = 1 - feasible_BA.sum() / real_BA.sum().clamp(min=1)
+        infeasible = share_left_out(feasible_BA, real_BA)
         metrics = {"blank_rate": blank_rate(scores, batch), "infeasible_share": infeasible}
-        return Loss(value, {"loss": value.detach(), **metrics})
+        return Loss(value, {"loss": value.detach(), **metrics}, count)
 
 
 def blank_rate(scores: AlignmentScores, batch: Batch) -> Tensor:

@@ -13,7 +13,7 @@ from ctcdraft.batch import Batch
 from ctcdraft.ctc.forward import log_likelihood
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.objectives.base import Loss, check_frames, masked_mean
+from ctcdraft.objectives.base import Loss, check_frames, counted_mean, masked_mean, share_left_out
 from ctcdraft.objectives.distillation import base_states_at_labels
 
 
@@ -51,9 +51,10 @@ class Eagle:
         predicted_BAD, base_BAD = emissions.states_BATD[:, :, 0].float(), base_BA1D[:, :, 0].float()
         regression_BA = F.smooth_l1_loss(predicted_BAD, base_BAD, reduction="none").mean(dim=-1)
         cross_entropy_BA1 = emissions.map_label_frames(token_cross_entropy, batch.labels_BAS[..., :1], base_BA1D)
-        states, tokens = masked_mean(regression_BA, real_BA), masked_mean(cross_entropy_BA1[..., 0], real_BA)
+        states, count = counted_mean(regression_BA, real_BA, real_BA)
+        tokens = masked_mean(cross_entropy_BA1[..., 0], real_BA)
         value = self.hidden_states * states + self.tokens * tokens
-        return Loss(value, {"loss": value.detach(), "states": states.detach(), "words": tokens.detach()})
+        return Loss(value, {"loss": value.detach(), "states": states.detach(), "words": tokens.detach()}, count)
 
 
 class EagleCTC:
@@ -96,6 +97,6 @@ class EagleCTC:
         feasible_BA = without_blank_BA & ~loss_BA.isposinf()  # nan is kept and shows in the loss
         ctc = masked_mean(loss_BA, feasible_BA)
         value = loss.value + self.ctc * ctc
-        infeasible = 1 - feasible_BA.sum() / whole_BA.sum().clamp(min=1)
+        infeasible = share_left_out(feasible_BA, whole_BA)
         metrics = loss.metrics | {"loss": value.detach(), "ctc": ctc.detach(), "infeasible_share": infeasible}
-        return Loss(value, metrics)
+        return Loss(value, metrics, loss.count)

@@ -101,7 +101,7 @@ class TrainingCost:
         online, whole = (size.prefill_flops(n, shape.length / 2) for n in (shape.rows * shape.length, corpus.tokens))
         return cls(shape, frames, step, online, whole, memory)
 
-    def seconds(self, batches: int, rate: HardwareSpec) -> tuple[float, float] | None:
+    def seconds(self, batches: float, rate: HardwareSpec) -> tuple[float, float] | None:
         """Return seconds of the batches in one process, with online and offline hidden states; None without rates."""
         # Processes share the batches, but one of them computes the stored hidden states for all.
         live = rate.seconds(batches * (self.step + self.online_reading))
@@ -170,7 +170,7 @@ def plan_dry_run(
             f"{shape.rows} rows of {shape.length:,} tokens with hidden_states=online, {cost.corpus_reading:.3g} for "
             "the corpus once with offline",
             f"memory      {memory}",
-            f"time        {describe_hours(cost.seconds(batches // world, rate), rate, world)}",
+            f"time        {describe_hours(cost.seconds(batches / world, rate), rate, world)}",
         ]
     )
 

@@ -46,7 +46,7 @@ def plan_training(
 
     Args:
         steps: optimiser steps of the whole run.
-        gradient_accumulation_steps: batches per step, shared by all processes.
+        gradient_accumulation_steps: batches per step, of which each process computes its rows.
         done: steps that a resumed run has taken already.
 
     Raises:
@@ -59,8 +59,9 @@ def plan_training(
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
     trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.trainable_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
+    rows = batches.rows_per_step // gradient_accumulation_steps  # of all processes
     size, left = ModelStats.of(base), max(steps - done, 0)
-    hours = seconds * left * gradient_accumulation_steps / engine.distributed.world_size / 3600
+    hours = seconds * left * gradient_accumulation_steps / 3600  # `seconds` are those of this process's share
     memory = StepMemory(size, trained, batch, saved_bytes, emission_bytes)
     several = "" if gradient_accumulation_steps == 1 else f"{gradient_accumulation_steps} x "
     of_base = f" (and {trained - own:,} of the base)" if trained > own else ""
@@ -72,7 +73,7 @@ def plan_training(
             f"corpus      {len(batches.rows):,} responses, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
             f"steps       {steps:,} of {several}{rows} rows x {anchors} anchors, "
-            f"{steps * gradient_accumulation_steps / batches.steps_per_epoch:.1f} epochs"
+            f"{steps / batches.steps_per_epoch:.1f} epochs"
             f"{f'; {done:,} of them are done' if done else ''}",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB per batch if they were kept whole (they are not)",
             f"frames      {reading}",

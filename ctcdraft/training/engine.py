@@ -1,24 +1,27 @@
 """Optimiser steps: AdamW or Muon, learning-rate schedule, clipping, precision, and the compiled forward pass.
 
-An engine takes one step along the mean loss of several batches, which the processes of a run share. Only the drafter's
-forward pass is compiled: inductor's C++ code for the objective's alignment recursion does not compile on a CPU
-(torch 2.13), and the lm_head projection, which costs most, is matrix products that compiling makes no faster.
+An engine takes one step along the mean loss of several batches, whose rows the processes of a run share. Only the
+drafter's forward pass is compiled: inductor's C++ code for the objective's alignment recursion does not compile on a
+CPU (torch 2.13), and the lm_head projection, which costs most, is matrix products that compiling makes no faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from math import cos, isfinite, pi
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from ctcdraft.distributed import Distributed
+from ctcdraft.distributed import Distributed, lost_process
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
+from ctcdraft.objectives.base import Loss, counted_over
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,18 @@ class OptimizerSettings:
         return cls(**values | {"betas": tuple(trainer["betas"])})
 
 
+class LossOf(nn.Module):
+    """A function of no arguments as a module with trained parameters, whose gradients torch's DDP can then reduce."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.trained = nn.ParameterList(parameters)
+
+    def forward(self, loss: Callable[[], Loss]) -> tuple[Tensor, Tensor | None]:
+        result = loss()
+        return result.value, result.count
+
+
 class TorchEngine:
     """AdamW with linear warm-up, cosine decay and clipping, on one device or, under torchrun, one device per process.
 
@@ -61,6 +76,7 @@ class TorchEngine:
         self.parameters = parameters
         self.settings = settings
         self.distributed = distributed
+        self.loss_of: nn.Module | None = None  # built in the first step, when all parameters are known
         # A lambda, because a state_dict of LambdaLR would hold the attributes of a callable that is no function.
         self.lr_factor = lambda step: warmup_cosine(step, settings)
         self.optimisers = self.build_optimizers(*split_by_weight_decay(parameters))
@@ -88,17 +104,41 @@ class TorchEngine:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
+    def data_parallel(self) -> nn.Module:
+        """Return LossOf under torch's DDP, which reduces gradients over the processes while the backward pass runs."""
+        loss_of = LossOf(self.parameters)
+        if self.distributed.world_size == 1:
+            return loss_of
+        # A head may have parameters that an objective does not train; DDP would wait for their gradients. Where it has
+        # none, torch says once that the search was not needed.
+        return DistributedDataParallel(loss_of, find_unused_parameters=True, gradient_as_bucket_view=True)
+
+    def backward(self, losses: Sequence[Callable[[], Loss]]) -> list[Tensor]:
+        """Compute the gradient of the mean loss over all processes; return its parts.
+
+        The mean is over all labels of the step: a batch weighs by the count of its loss.
+        """
+        counts: list[Tensor] = []
+        with lost_process(), counted_over(self.distributed):
+            self.loss_of = self.loss_of or self.data_parallel()
+            for number, loss in enumerate(losses, start=1):  # one at a time, so that one graph is in memory
+                last = number == len(losses)
+                with nullcontext() if last else getattr(self.loss_of, "no_sync", nullcontext)():
+                    with self.precision():
+                        value, count = self.loss_of(loss)
+                    counts.append(torch.ones_like(value) if count is None else count)
+                    (value if len(losses) == 1 else value * counts[-1]).backward()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if len(losses) > 1:
+            torch._foreach_div_(gradients, torch.stack(counts).sum().clamp(min=1e-30))
+        return gradients
+
+    def step(self, losses: Sequence[Callable[[], Loss]]) -> float:
         """Take one optimiser step along the mean loss of all processes; return the gradient's norm before clipping.
 
         Where the gradient is not finite no process takes the step. losses: this process's, each called once.
         """
-        for loss in losses:  # one at a time, so that one graph is in memory
-            with self.precision():
-                value = loss() / len(losses)
-            value.backward()
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        self.distributed.all_reduce_mean(gradients)
+        gradients = self.backward(losses)
         norm = torch.nn.utils.get_total_norm(gradients)
         if isfinite(norm):
             self.clip(norm)

@@ -126,4 +126,4 @@ class KLRegularizedObjective:
         loss = self.objective(emissions, batch)  # type: ignore[arg-type]
         divergence = self.adapter.divergence(batch)
         metrics = loss.metrics | {"base_divergence": divergence.detach()}
-        return Loss(loss.value + self.adapter.weight * divergence, metrics)
+        return Loss(loss.value + self.adapter.weight * divergence, metrics, loss.count)

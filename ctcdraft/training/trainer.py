@@ -1,7 +1,6 @@
 """Training loop of a draft head: batch, loss, optimiser step, validation by decoding, checkpoint.
 
-A batch is a function of the step number, so a run that resumes at a checkpoint takes the same steps as one that never
-stopped.
+A batch is a function of its number, so a resumed run takes the same steps as one that never stopped.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from functools import partial
 from time import monotonic
 from typing import Any, Self
 
-import torch
 from tqdm import tqdm
 
 from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, PrefetchingBatches
-from ctcdraft.distributed import local_batches, main_process_first
+from ctcdraft.distributed import LostProcessError
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
-from ctcdraft.objectives.base import Loss, Objective
+from ctcdraft.objectives.base import Loss, Objective, step_metrics
 from ctcdraft.progress import Progress, write_line
 from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.loggers import Logger, StepTimer
@@ -68,7 +66,6 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.distributed = self.engine.distributed
-        self.local_batches = local_batches(self.settings.gradient_accumulation_steps, self.distributed)
         self.step = self.skipped = self.skipped_in_a_row = 0
         self.tokens = 0  # read by this process in the newest step, padding included
         self.first_batch: Batch | None = None  # of the newest step; a validation measures the head on it
@@ -76,9 +73,17 @@ class Trainer:
 
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; return the best mean acceptance length (tau) of all validations."""
-        main_process_first(self.distributed, self.batches.hidden_states.precompute)
-        saved_at, steps = monotonic(), self.settings.steps
-        last = stopped = False
+        try:
+            with catch_signals() as received:
+                return self.take_steps(loggers, clock, received)
+        except LostProcessError as error:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the other processes; the sentence comes first
+            newest = f"the newest checkpoint is of step {self.run.last_step:,}, continue with resume={self.run.path}"
+            raise InputError(f"{error}; {newest}") from error
+
+    def take_steps(self, loggers: Sequence[Logger], clock: Callable[[], float], received: list[Any]) -> float:
+        self.distributed.main_process_first(self.batches.hidden_states.precompute)
+        saved_at, steps, last, stopped = monotonic(), self.settings.steps, False, False
         disable = None if self.distributed.is_main else True  # None: tqdm shows no bar unless stderr is a terminal
         metrics: dict[str, Any] = {}
 
@@ -88,7 +93,7 @@ class Trainer:
         # No estimate in the first minute: the plan has just printed one.
         lines = Progress(steps - self.step, "steps", first=steps + 1, before=self.step, clock=clock, write=write)
         bar = tqdm(total=steps, initial=self.step, unit="step", desc="training", disable=disable)
-        with contextlib.ExitStack() as closing, bar, catch_signals() as received:
+        with contextlib.ExitStack() as closing, bar:
             for logger in loggers:
                 closing.callback(logger.close)
             while self.step < steps and not stopped:
@@ -97,9 +102,10 @@ class Trainer:
                 self.step += 1
                 metrics |= timer.metrics(self.tokens)
                 last = self.step == steps
-                if self.distributed.is_main and (self.step % self.settings.probe_every == 0 or last):
+                if self.step % self.settings.probe_every == 0 or last:
                     metrics |= self.validate()
-                    tqdm.write(f"step {self.step:>6}   loss {metrics['loss']:.3f}   tau {metrics['tau']:.3f}")
+                    if self.distributed.is_main:
+                        tqdm.write(f"step {self.step:>6}   loss {metrics['loss']:.3f}   tau {metrics['tau']:.3f}")
                 for logger in loggers:
                     logger.log(self.step, metrics)
                 bar.set_postfix(loss=f"{metrics['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
@@ -125,22 +131,18 @@ class Trainer:
         """Take one optimiser step along the mean loss of its batches; return its metrics."""
         losses: list[Loss] = []
 
-        def loss(number: int) -> torch.Tensor:
+        def loss(number: int) -> Loss:
             batch = self.batches.batch(number)
             self.tokens += batch.tokens_BL.numel()
             if not losses:
                 self.first_batch = batch
             losses.append(self.objective(self.drafter(batch), batch))
-            return losses[-1].value
+            return losses[-1]
 
-        learning_rate, self.tokens = self.engine.learning_rate, 0
-        first = self.step * self.settings.gradient_accumulation_steps
-        norm = self.engine.step([partial(loss, first + number) for number in self.local_batches])
+        learning_rate, self.tokens, batches = self.engine.learning_rate, 0, self.settings.gradient_accumulation_steps
+        norm = self.engine.step([partial(loss, self.step * batches + number) for number in range(batches)])
         self.count_skipped(norm, losses)
-        means = {name: torch.stack([one.metrics[name].float() for one in losses]).mean() for name in losses[0].metrics}
-        self.distributed.all_reduce_mean(list(means.values()))
-        metrics = {name: float(mean) for name, mean in means.items()}
-        metrics |= {"gradient_norm": norm, "learning_rate": learning_rate}
+        metrics = step_metrics(losses, self.distributed) | {"gradient_norm": norm, "learning_rate": learning_rate}
         return metrics | ({"skipped": self.skipped} if self.skipped else {})
 
     def count_skipped(self, norm: float, losses: Sequence[Loss]) -> None:
@@ -162,9 +164,10 @@ class Trainer:
         self.drafter.eval()
         metrics: dict[str, Any] = dict(self.validation.metrics(self.drafter))
         if self.first_batch is not None:
-            metrics |= self.drafter.metrics(self.first_batch)
+            of_processes = self.distributed.all_gather_object(self.drafter.metrics(self.first_batch))
+            metrics |= {name: sum(one[name] for one in of_processes) / len(of_processes) for name in of_processes[0]}
         self.drafter.train()
-        if metrics["tau"] > self.best_tau and self.try_write(self.save_head):
+        if metrics["tau"] > self.best_tau and (not self.distributed.is_main or self.try_write(self.save_head)):
             self.best_tau = metrics["tau"]
         return metrics
 
@@ -212,7 +215,7 @@ class Trainer:
 
     def restore(self) -> None:
         """Load the newest intact checkpoint; a run without one begins at step 0."""
-        if (state := self.run.load_state()) is None:
+        if (state := self.distributed.from_main(self.run.load_state)) is None:
             return
         load_trainable_state(self.drafter, state["head"], self.run.path)
         if self.adapter is not None:

@@ -13,16 +13,18 @@ from ctcdraft.corpus.token_store import Row, TensorColumn, TokenSequences
 from ctcdraft.corpus.types import first_turn_key
 from ctcdraft.decoding.loop import Drafter, generate
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, conditional_acceptance_rates
+from ctcdraft.distributed import ALONE, Distributed
 from ctcdraft.models.base_model import BaseLM
 
 
 @dataclass(frozen=True)
 class DecodingValidation:
-    """Decodes a few prompts that are not trained on."""
+    """Decodes a few prompts that are not trained on; each process decodes its share of them."""
 
     base: BaseLM
     prompts: Sequence[Tensor]
     settings: DecodingSettings
+    processes: Distributed = ALONE
 
     def metrics(self, drafter: Drafter) -> dict[str, float]:
         """Return tau, and as alpha/1, alpha/2, ... the conditional acceptance rate of every depth reached.
@@ -30,9 +32,10 @@ class DecodingValidation:
         tau is the ratio of tokens to forward passes over all prompts together.
         """
         steps: list[DecodeStep] = []
-        for index, prompt_L in enumerate(self.prompts):
-            prompt_L = prompt_L.to(self.base.device)
+        for index in range(self.processes.rank, len(self.prompts), self.processes.world_size):
+            prompt_L = self.prompts[index].to(self.base.device)
             steps += generate(self.base, drafter, prompt_L, self.settings, self.base.stop_token_ids, index).passes
+        steps = [step for share in self.processes.all_gather_object(steps) for step in share]
         tau = sum(step.committed for step in steps) / len(steps) if steps else 0.0
         rates = enumerate(conditional_acceptance_rates(steps), 1)
         return {"tau": tau} | {f"alpha/{depth}": rate for depth, rate in rates if rate is not None}

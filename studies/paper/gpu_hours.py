@@ -80,9 +80,7 @@ class GpuHoursPlanner:
         return self.plan_hours(cell.base, cell.training, cell.benchmark.partition("/")[0])
 
     def _plan_hours(self, base: str, training: str, benchmark: str) -> GpuHours | None:
-        # Its default follows WORLD_SIZE of the process that writes the table.
-        one_process = "trainer.gradient_accumulation_steps=1"
-        config = compose_config("train", f"base={base}", one_process, *training.split(), "device=cpu", "dtype=bfloat16")
+        config = compose_config("train", f"base={base}", *training.split(), "device=cpu", "dtype=bfloat16")
         sizes = build_meta_base(**node_values(config.base))
         with torch.device("meta"):  # a 33B base and its head are counted without memory for their weights
             drafter = build_drafter(config.drafter, sizes).eval()

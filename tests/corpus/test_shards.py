@@ -81,6 +81,60 @@ def test_each_sample_continues_after_its_own_first_response(base, tmp_path):
         assert f"<|assistant|>{first_text}<|end|>" in history
 
 
+def test_shards_that_begin_at_the_same_moment_share_one_manifest(base, tmp_path, monkeypatch):
+    """The other shard writes the manifest and a part while this one looks for them, at each possible moment."""
+    wanted = prepared.initial_manifest(base, Corpus.from_prompts(PROMPTS), SAMPLED)
+    other = wanted | {"answers": wanted["answers"] | {"temperature": 0.5}}
+    moments = ("list_parts", "read_manifest", "write_first_manifest")
+    for number, moment in enumerate(moments):
+        for theirs, refused in ((wanted, False), (other, True)):
+            out = tmp_path / f"{number}{refused}"
+            out.mkdir()
+            with monkeypatch.context() as patch:
+                patch.setattr(part_files, moment, between(getattr(part_files, moment), out, theirs, moment))
+                if refused:
+                    with pytest.raises(InputError, match=r"was made with answers\.temperature=0\.5 \(now 1\.0\)"):
+                        prepared.begin_manifest(out, wanted)
+                else:
+                    assert prepared.begin_manifest(out, wanted) == wanted
+            assert part_files.read_manifest(out) == theirs
+            assert [file.name for file in sorted(out.iterdir())] == ["manifest.json", "part-00000.jsonl"]
+
+
+def between(function, out, theirs, moment):
+    """Return the function with a sibling's writing before a writing of this shard, or after a reading of it."""
+
+    def disturbed(*arguments):
+        seen = function(*arguments) if moment != "write_first_manifest" else None
+        if not (out / "manifest.json").exists():
+            part_files.write_manifest(out, theirs)
+            part_files.write_part(part_files.part_path(out, 0), [])
+        return function(*arguments) if moment == "write_first_manifest" else seen
+
+    return disturbed
+
+
+def test_a_kill_while_a_corpus_is_deleted_leaves_its_manifest(base, tmp_path, monkeypatch):
+    """Parts without a manifest could not be resumed."""
+    prepare(base, tmp_path)
+    left, unlink = [3], type(tmp_path).unlink
+
+    def killed(file, missing_ok=False):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        unlink(file, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tmp_path), "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            part_files.delete_corpus(tmp_path)
+    assert 0 < len(part_files.list_parts(tmp_path)) < 6
+    assert prepare(base, tmp_path)["complete"]
+    part_files.delete_corpus(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_writers_of_one_shard_are_refused(base, tmp_path):
     with writer_lock(tmp_path, Shard(1, 1)):
         for shard in (Shard(1, 1), Shard(1, 2), Shard(2, 2)):

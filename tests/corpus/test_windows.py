@@ -49,7 +49,7 @@ def test_every_anchor_equals_the_slow_twin(seed):
 def test_sampled_anchors_are_valid_and_distinct():
     mask = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
     rng = torch.Generator().manual_seed(0)
-    anchors = sample_anchors(mask, 4, rng)
+    anchors = sample_anchors(mask, 4, torch.rand(2, 6, generator=rng))
     _, _, lengths = label_windows(torch.zeros_like(mask), mask, anchors, 2, ENDED)
     assert (lengths > 0).sum(dim=1).tolist() == [2, 4]
     assert set(anchors[0][lengths[0] > 0].tolist()) == {1, 2}

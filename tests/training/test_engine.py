@@ -6,18 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from ctcdraft.distributed import Distributed
+from ctcdraft.distributed import ALONE, Distributed
+from ctcdraft.objectives.base import Loss
 from ctcdraft.training.engine import MuonEngine, OptimizerSettings, TorchEngine
+
+SETTINGS = OptimizerSettings(
+    steps=10, learning_rate=1e-3, warmup_steps=1, min_lr_ratio=0.1, betas=(0.9, 0.95), weight_decay=0.0,
+    max_grad_norm=1e9, clip_value=None, autocast=False,
+)  # fmt: skip
 
 
 def engine(kind):
     torch.manual_seed(0)
     module = nn.Linear(32, 32).double()
-    settings = OptimizerSettings(
-        steps=10, learning_rate=1e-3, warmup_steps=1, min_lr_ratio=0.1, betas=(0.9, 0.95), weight_decay=0.0,
-        max_grad_norm=1e9, clip_value=None, autocast=False,
-    )  # fmt: skip
-    return module, kind(module, list(module.parameters()), settings, Distributed())
+    return module, kind(module, list(module.parameters()), SETTINGS, ALONE)
 
 
 def stepped(kind, inputs, batches):
@@ -25,7 +27,7 @@ def stepped(kind, inputs, batches):
     module, one = engine(kind)
     gradients = []
     one.clip = lambda norm: gradients.extend(p.grad.clone() for p in one.parameters)
-    norm = one.step([lambda part=part: module(part).square().mean() for part in inputs.chunk(batches)])
+    norm = one.step([lambda part=part: Loss(module(part).square().mean(), {}) for part in inputs.chunk(batches)])
     return norm, gradients
 
 
@@ -39,3 +41,26 @@ def test_accumulated_batches_have_the_gradient_of_one_batch_of_all(kind, batches
     assert len(whole) == len(parts) == 2
     for one, other in zip(whole, parts, strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_are_reduced_while_the_backward_pass_runs():
+    """The gradient of the last layer is on its way before that of the first is computed."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))  # 1 MiB each, as DDP's first bucket
+        one = TorchEngine(module, list(module.parameters()), SETTINGS, Distributed(0, 2))
+        events: list[str] = []
+        one.loss_of = one.data_parallel()
+
+        def reduce(state, bucket):
+            events.append("reduced")
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        one.loss_of.register_comm_hook(None, reduce)
+        module[0].weight.register_post_accumulate_grad_hook(lambda weight: events.append("first layer"))
+        one.step([lambda: Loss(module(torch.ones(2, 512)).square().mean(), {})])
+        assert events.index("reduced") < events.index("first layer")
+    finally:
+        torch.distributed.destroy_process_group()

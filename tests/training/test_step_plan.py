@@ -47,8 +47,8 @@ def test_feasible_windows_depend_on_the_objective(base):
     assert f"{2 / 13:.2%} of them feasible" in plan  # one label, or two with a blank between them
 
 
-def test_time_is_that_of_the_batches_of_one_process(base, monkeypatch):
-    """Batches of ten seconds by a patched clock; eight processes share eight batches per step."""
+def test_time_is_that_of_the_share_of_one_process(base, monkeypatch):
+    """Batches of ten seconds by a patched clock."""
     seconds = iter(range(0, 1000, 10))
     monkeypatch.setattr("ctcdraft.planning.training.perf_counter", lambda: float(next(seconds)))
     rows = TokenSequences([torch.full((20,), 7)] * 4, [(torch.arange(20) >= 6).int()] * 4, [True] * 4)
@@ -56,11 +56,13 @@ def test_time_is_that_of_the_batches_of_one_process(base, monkeypatch):
 
     def time_of(accumulate, world):
         one = make_trainer(None, base, 36, drafter=drafter, distributed=Distributed(0, world), accumulate=accumulate)
-        plan = plan_training(base, drafter, CTC(3), Batches(rows, base, 2, 8, 3, 0), one.engine, 36, accumulate)
+        shared = Batches(rows, base, 4, 8, 3, 0, per_step=accumulate, processes=one.distributed)
+        plan = plan_training(base, drafter, CTC(3), shared, one.engine, 36, accumulate)
+        assert f"{'2 x ' * (accumulate > 1)}{4 // accumulate} rows x 8 anchors, 36.0 epochs" in plan
         return plan.split("time        about ")[1].split(" (")[0]
 
-    assert time_of(1, 1) == time_of(8, 8) == "0.10 hours"
-    assert time_of(8, 1) == time_of(16, 2) == "0.80 hours"
+    assert time_of(1, 1) == time_of(1, 2) == "0.10 hours"
+    assert time_of(2, 1) == time_of(2, 2) == "0.20 hours"
 
 
 def test_a_corpus_without_a_window_is_refused(base):

@@ -1,20 +1,24 @@
-"""Two processes that share the batches of a step equal one process that accumulates them."""
+"""Processes that share the rows of a step equal one process that has them all."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import DEVNULL
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import random_base
+from torchrun_job import curve, uneven_rows
 from training_parts import logged_metrics, make_trainer
 
-from ctcdraft.distributed import Distributed, init_distributed, local_batches, main_process_first
+from ctcdraft.corpus.batches import Batches, first_fit_packing, one_per_row
+from ctcdraft.distributed import ALONE, Distributed, init_distributed
 from ctcdraft.errors import InputError
 from ctcdraft.models.deepspeed import SINGLE_PROCESS_ENV, load_deepspeed
 from ctcdraft.training.loggers import JsonlLogger
@@ -26,40 +30,55 @@ ALONE_JOB = Path(__file__).with_name("deepspeed_job.py")
 PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
 
 
-def test_batches_are_shared_or_refused():
-    assert [local_batches(4, Distributed(rank, 2)) for rank in range(2)] == [[0, 2], [1, 3]]
-    with pytest.raises(
-        InputError, match=r"trainer\.gradient_accumulation_steps must be a multiple of the 2 processes, got 3"
-    ):
-        local_batches(3, Distributed(0, 2))
-
-
 def test_one_process_exchanges_nothing():
-    alone, value = Distributed(), torch.ones(3)
-    alone.all_reduce_mean([value])
-    assert value.tolist() == [1, 1, 1]
-    assert alone.any_process(True, False) == [True, False]
-    assert alone.all_gather_object("x") == ["x"]
+    value = torch.ones(3)
+    assert ALONE.sum(value) is value
+    assert ALONE.any_process(True, False) == [True, False]
+    assert ALONE.all_gather_object("x") == ALONE.from_main(lambda: ["x"]) == ["x"]
 
 
-def test_all_reduce_mean_divides_the_sum_by_the_world_size(monkeypatch):
-    """Two dtypes need two collectives; the other process has the same tensors plus 4."""
-    sums = []
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: sums.append(flat.mul_(2).add_(4)))
-    here = [torch.tensor([1.0, 2.0]), torch.tensor([[3.0]], dtype=torch.float64), torch.tensor([5.0])]
-    Distributed(0, 2).all_reduce_mean(here)
-    assert [value.tolist() for value in here] == [[3.0, 4.0], [[5.0]], [7.0]]
-    assert [flat.dtype for flat in sums] == [torch.float32, torch.float64]
+@pytest.mark.parametrize("packing", [one_per_row, first_fit_packing(70)])
+def test_rows_and_anchors_do_not_depend_on_how_a_step_is_divided(packing):
+    """The last step of a packed epoch has fewer rows than shares: some shares have no window."""
+    base, empty = random_base(context=64), 0
+
+    def windows(step, per_step, world):
+        found = []
+        for rank in range(world):
+            one = Batches(uneven_rows(), base, 8, 8, 3, 0, packing=packing, per_step=per_step,
+                          processes=Distributed(rank, world))  # fmt: skip
+            for number in range(step * per_step, (step + 1) * per_step):
+                batch = one.batch(number)
+                nonlocal empty
+                empty += not (batch.lengths_BA > 0).any()
+                rows = zip(batch.tokens_BL, batch.anchors_BA, batch.labels_BAS, batch.lengths_BA, strict=True)
+                for tokens_L, *window in rows:
+                    real = [part[window[2] > 0].tolist() for part in window]
+                    found.append((tokens_L.tolist()[: 1 + max(real[0], default=0)], real))
+        return sorted(row for row in found if row[1][2])
+
+    for step in range(3):
+        whole = windows(step, 1, 1)
+        assert whole
+        assert whole == windows(step, 1, 2) == windows(step, 4, 1) == windows(step, 2, 4) == windows(step, 1, 3)
+    assert (empty > 0) == (packing is not one_per_row)
 
 
-def test_rank_0_works_first():
+def test_the_first_process_of_each_machine_works_first(monkeypatch):
+    """Two machines of two processes; what the others raise is raised everywhere."""
+
     def order(rank):
-        done, peers = [], Distributed(rank, 2)
-        peers.barrier = lambda: done.append("barrier")
-        main_process_first(peers, lambda: done.append("work"))
-        return done
+        monkeypatch.setenv("LOCAL_RANK", str(rank % 2))
+        peers, turns = Distributed(rank, 4), []
+        with monkeypatch.context() as patch:
+            patch.setattr(Distributed, "all_gather_object", lambda *rest: turns.append("wait") or [None] * 4)
+            peers.main_process_first(lambda: turns.append("work"))
+            patch.setattr(Distributed, "all_gather_object", lambda *rest: [None, None, InputError("full disk"), None])
+            with pytest.raises(InputError, match="full disk"):
+                peers.main_process_first(lambda: None)
+        return turns.index("work")
 
-    assert [order(rank) for rank in range(2)] == [["work", "barrier"], ["barrier", "work"]]
+    assert [order(rank) for rank in range(4)] == [0, 2, 1, 2]
 
 
 def test_a_missing_deepspeed_is_refused_with_what_to_install(monkeypatch):
@@ -90,29 +109,38 @@ def test_one_device_for_all_is_refused(monkeypatch):
         init_distributed("cuda")
 
 
+def curves(processes, folder, *cases):
+    """Return the curves of several processes, each as torchrun_job.curve does."""
+    done = run_job([folder] * processes, curves=cases)
+    assert [status for status, _ in done] == [0] * processes, done
+    return [torch.load(folder / f"{dtype}-{objective}-{accumulate}.pt") for dtype, objective, accumulate in cases]
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_same_global_batch_gives_the_same_run(tmp_path, processes):
+    """Rows, losses and weights, whether a step of eight rows is divided by processes, by accumulation, or by both."""
+    cases = [("float64", "ctc", 1), ("float64", "ctc", 2), ("float64", "sum", 1), ("float32", "frames", 1)]
+    several = curves(processes, tmp_path, *cases)
+    for (dtype, objective, accumulate), theirs in zip(cases, several, strict=True):
+        ours = curve(dtype, objective, accumulate if objective == "sum" else 1)
+        case = (dtype, objective, accumulate)
+        if dtype == "float64":
+            torch.testing.assert_close(theirs["weights"], ours["weights"], rtol=0, atol=1e-10, msg=str(case))
+            torch.testing.assert_close(theirs["gradient_norm"], ours["gradient_norm"], rtol=1e-10, atol=0)
+        torch.testing.assert_close(theirs["loss"], ours["loss"], rtol=0, atol=1e-5, msg=str(case))
+
+
+@pytest.mark.slow
 @pytest.mark.deepspeed
-@pytest.mark.parametrize(
-    "stage",
-    [
-        pytest.param([], id="torch"),
-        pytest.param(["1"], id="zero 1", marks=pytest.mark.slow),
-        pytest.param(["2"], id="zero 2", marks=pytest.mark.slow),
-    ],
-)
-def test_two_processes_train_like_one(tmp_path, stage):
-    base = random_base(context=64)
-    run = RunDirectory(tmp_path / "one")
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_zero_trains_like_one_process(tmp_path, stage):
+    base, run, other = random_base(context=64), RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = make_trainer(run, base, 12, accumulate=2)
+    one = make_trainer(run, base, 12, accumulate=2, rows_per_step=8, prompt_count=3)
     one.fit([JsonlLogger(run.metrics, 0)])
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
-         str(JOB), str(tmp_path / "two"), "12", *stage],
-        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, check=True, timeout=240,
-    )  # fmt: skip
-    other = RunDirectory(tmp_path / "two")
-    curves = [logged_metrics(each) for each in (run, other)]
-    for ours, theirs in zip(*curves, strict=True):
+    done = run_job([tmp_path] * 2, runs=[{"folder": "two", "steps": 12, "accumulate": 2, "stage": stage}])
+    assert [status for status, _ in done] == [0, 0], done
+    for ours, theirs in zip(*map(logged_metrics, (run, other)), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-4)
     weights, theirs = load_file(run.head), load_file(other.head)
     for name, value in weights.items():
@@ -141,6 +169,31 @@ def test_deepspeed_skips_gradients_that_are_not_finite():
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def run_job(folders, torchrun=False, **case):
+    """Run torchrun_job.py once per folder, in that folder; return exit status and stderr of each process.
+
+    Each process is then the first of a machine of its own. torchrun: start all in the first folder, by torchrun.
+    """
+    processes, port = len(folders), str(free_port())
+    common = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes),
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": "0"}  # fmt: skip
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", port]
+    command = [sys.executable, *(launcher if torchrun else []), str(JOB), json.dumps(case)]
+    jobs = [
+        subprocess.Popen(
+            command, env=common | {"RANK": str(rank)}, cwd=folder, text=True, stderr=subprocess.PIPE, stdout=DEVNULL
+        )
+        for rank, folder in enumerate(folders[:1] if torchrun else folders)
+    ]
+    try:
+        errors = [job.communicate(timeout=280)[1] for job in jobs if case.get("signal") != "SIGSTOP" or job is jobs[0]]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+    return [(job.returncode, error) for job, error in zip(jobs, errors, strict=False)]
 
 
 def free_port() -> int:

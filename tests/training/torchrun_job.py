@@ -1,43 +1,102 @@
-"""Process started by torchrun in test_two_processes.py: train the small run of training_parts and write its results.
+"""Process started by test_two_processes.py and test_lost_process.py, one of several of a process group.
 
-torchrun --nproc-per-node 2 tests/training/torchrun_job.py FOLDER STEPS [STAGE]      STAGE: of DeepSpeed's ZeRO
+torchrun --nproc-per-node 2 tests/training/torchrun_job.py '{"runs": [{"folder": FOLDER, "steps": 10}]}'
 """
 
 from __future__ import annotations
 
-import sys
+import json
+import os
+import signal
 from pathlib import Path
 
 import torch
 from tiny_models import random_base
-from training_parts import make_trainer
+from training_parts import ctc_head, make_trainer
 
-from ctcdraft.distributed import init_distributed
+from ctcdraft.corpus.token_store import TokenSequences
+from ctcdraft.distributed import ALONE, init_distributed
+from ctcdraft.errors import run_cli
+from ctcdraft.objectives.base import WeightedSum
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.objectives.ctc import CTC, PrefixCTC
 from ctcdraft.training.deepspeed import DeepSpeedEngine
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory
 
+STEPS = 20
+OBJECTIVES = {
+    "ctc": lambda: CTC(3),
+    "sum": lambda: WeightedSum(3, {"p": PrefixCTC(3, 0.8), "c": CTC(3)}, {"p": 1.0, "c": 0.5}),
+    "frames": lambda: CrossEntropy(3, 0.8),
+}
 
-def main(folder: Path, steps: int, *stage: str) -> None:
-    torch.set_num_threads(1)
-    peers = init_distributed("cpu")
-    base = random_base(context=64)
-    run = RunDirectory(folder)
+
+def uneven_rows(count: int = 13) -> TokenSequences:
+    """Return responses of unlike length, with repeats: ranks differ in their numbers of feasible windows."""
+    rng = torch.Generator().manual_seed(1)
+    tokens = [torch.randint(5, 8, (9 + 5 * (i % 3) ** 2,), generator=rng) for i in range(count)]
+    return TokenSequences(tokens, [(torch.arange(len(row)) >= 6).int() for row in tokens], [True] * count)
+
+
+def curve(dtype: str, objective: str, accumulate: int, processes=ALONE) -> dict[str, torch.Tensor]:
+    """Return losses and final weights of 20 steps of eight rows, with four frames for three labels."""
+    base = random_base("gpt2", context=64)  # whose norms stay in float64; llama's do not
+    base.lm.to(getattr(torch, dtype))
+    one = make_trainer(
+        RunDirectory(Path("nowhere")), base, STEPS, drafter=ctc_head(base, frames=4).to(getattr(torch, dtype)),
+        objective=OBJECTIVES[objective](), rows=uneven_rows(), rows_per_step=8, accumulate=accumulate,
+        distributed=processes,
+    )  # fmt: skip
+    lines = []
+    for one.step in range(STEPS):
+        lines.append(one.train_step())
+    weights_N = torch.cat([value.detach().flatten() for value in one.drafter.trainable_parameters()])
+    series = {
+        name: torch.tensor([line[name] for line in lines], dtype=torch.float64) for name in ("loss", "gradient_norm")
+    }
+    return series | {"weights": weights_N}
+
+
+def train(case: dict, peers) -> None:
+    """Train or resume a run in a folder; at step `kill_at` process `victim` sends itself a signal."""
+    base, run = random_base(context=64), RunDirectory(Path(case["folder"]))
     how = {}
-    if stage:
-        settings = {"zero_optimization": {"stage": int(stage[0])}}
+    if "stage" in case:
+        settings = {"zero_optimization": {"stage": case["stage"]}}
         how = {"engine": DeepSpeedEngine, "engine_options": {"deepspeed": settings}}
-    one = make_trainer(run, base, steps, accumulate=2, distributed=peers, **how)
+    one = make_trainer(
+        run, base, case["steps"], accumulate=case.get("accumulate", 1), distributed=peers,
+        prompt_count=3, rows_per_step=8, **how,
+    )  # fmt: skip
     one.restore()
-    peers.barrier()
     if peers.is_main and not run.config.exists():
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
+    batch = one.batches.batch
+
+    def batch_or_death(number: int):
+        if (peers.rank, one.step) == (case.get("victim", 1), case.get("kill_at")):
+            os.kill(os.getpid(), signal.Signals[case.get("signal", "SIGKILL")])
+        return batch(number)
+
+    one.batches.batch = batch_or_death
     one.fit([JsonlLogger(run.metrics, one.step)] if peers.is_main else [])
     weights = [value.detach() for value in one.drafter.trainable_parameters()]
-    assert all(
-        torch.equal(a, b) for other in peers.all_gather_object(weights) for a, b in zip(weights, other, strict=True)
-    )
+    for other in peers.all_gather_object(weights):
+        assert all(torch.equal(a, b) for a, b in zip(weights, other, strict=True))
+
+
+def main(arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    case = json.loads(arguments[0])
+    peers = init_distributed("cpu", case.get("timeout_minutes", 10))
+    for run in case.get("runs", []):
+        train(run, peers)
+    for dtype, objective, accumulate in case.get("curves", []):
+        result = curve(dtype, objective, accumulate, peers)
+        if peers.is_main:
+            torch.save(result, f"{dtype}-{objective}-{accumulate}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    run_cli("torchrun_job.py", main)
