@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ctcdraft.errors import InputError
-from ctcdraft.serving import cpu_sampling
+from ctcdraft.serving import cpu_sampling, speculators
 
 SERVED_VERSIONS = ("0.32.",)  # whose internals were read and tested
 PROPOSER = "ctcdraft.serving.CTCProposer"
@@ -43,6 +43,7 @@ def register() -> None:
         return
 
     def create_engine_config(self: Any, *arguments: Any, **named: Any) -> Any:
+        speculators.resolve(self, PROPOSER)
         config = stock(self, *arguments, **named)
         speculative = config.speculative_config
         if speculative is not None and speculative.method == "custom_class" and speculative.model == PROPOSER:

@@ -16,7 +16,7 @@ from vllm.engine.arg_utils import EngineArgs
 from ctcdraft.errors import InputError
 from ctcdraft.serving import vllm_runner
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
 TINY = Path(__file__).parents[2] / "data" / "tiny"
 SPECULATIVE = {"method": "custom_class", "model": vllm_runner.PROPOSER, "num_speculative_tokens": 5}
 
@@ -48,6 +48,19 @@ def refusal(own, **settings):
 
 def test_the_shipped_head_is_served(head):
     assert engine_config({"head": str(head)}).speculative_config.num_speculative_tokens == 5
+
+
+def test_the_folder_of_a_head_that_names_its_base_is_served(head):
+    named = {"verifier": {"name_or_path": str(TINY / "base")}, "proposal_methods": [{"speculative_tokens": 4}]}
+    edit(head, lambda values: values.update(speculators_model_type="ctc", speculators_config=named))
+    config = EngineArgs(model=str(head), dtype="float32", max_model_len=256).create_engine_config()
+    assert (config.model_config.model, config.model_config.tokenizer) == (str(TINY / "base"),) * 2
+    assert config.speculative_config.model == vllm_runner.PROPOSER
+    assert config.speculative_config.num_speculative_tokens == 4
+    assert vllm_runner.read_options(config).head == str(head)
+    edit(head, lambda values: values.update(speculators_config={"verifier": {}}))
+    with pytest.raises(InputError, match=r"no speculators_config with verifier.name_or_path"):
+        EngineArgs(model=str(head), max_model_len=256).create_engine_config()
 
 
 def test_options_are_checked(head):
