@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +127,17 @@ def test_sliding_windows(head):
     config.model_config.hf_text_config.sliding_window = 64
     with pytest.raises(InputError, match="sliding window"):
         vllm_runner.refuse_unserved(config)
+
+
+def test_a_server_that_cannot_start_prints_the_sentence_alone(head):
+    edit(head, lambda values: values["fingerprint"].update(weights="0123456789abcdef", base="other"))
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TINY / "base"), "--dtype", "float32",
+        "--max-model-len", "256", "--speculative-config", json.dumps(SPECULATIVE),
+        "--additional-config", json.dumps({"ctcdraft": {"head": str(head)}}),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"})
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ctcdraft: ")
+    assert "was trained for base other" in done.stderr.splitlines()[-1]
