@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
 
-.PHONY: setup demo test test-slow test-vllm serve lint docs gpu
+.PHONY: setup demo test test-slow test-vllm test-vllm-slow serve lint docs gpu
 
 setup: .venv/ready
 
@@ -52,7 +52,11 @@ SERVE_PORT ?= 8000
 	@touch $@
 
 test-vllm: .venv-vllm/ready
-	$(VLLM)/python -m pytest -m vllm tests/serving
+	$(VLLM)/python -m pytest -m 'vllm and not slow' tests/serving
+
+# 480 requests of GSM8K and MT-Bench and 20,000 sampled answers; CTCDRAFT_DATA names the folder of the questions.
+test-vllm-slow: .venv-vllm/ready
+	$(VLLM)/python -m pytest -m 'vllm and slow' tests/serving -s
 
 # The embedded base with the head that comes with it, at http://127.0.0.1:8000/v1.
 serve: .venv-vllm/ready

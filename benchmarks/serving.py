@@ -1,10 +1,11 @@
-"""Load generator against any server with OpenAI's completions API: `python benchmarks/serving.py URL`.
+"""Load generator against any server with OpenAI's completions API: `python -m benchmarks.serving URL`.
 
 At every concurrency it keeps so many requests open for a while (or starts `--rate` requests per second) and reports
 tokens per second, the time to the first token and per further token (median and 99th percentile), and the draft tokens
 that the server's own metrics count. With `--server NAME=COMMAND` it starts the servers itself, in `--rounds` rounds one
 after the other, so that they share the machine's slow and fast hours; the first one is the reference for speeds and for
-the answers, which are greedy.
+the answers, which are greedy. With `--rows FILE` everything measured is appended to a file as soon as it is known, and
+the same command goes on after an interruption.
 """
 
 from __future__ import annotations
@@ -12,14 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import shlex
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -27,7 +25,7 @@ from typing import Any
 
 import httpx
 
-START_SECONDS, STOP_SECONDS = 300, 60
+from benchmarks.server_process import Server
 
 
 @dataclass
@@ -44,22 +42,16 @@ class Load:
     accepted: float | None = None  # draft tokens per draft, from the server's metrics
     answers: dict[str, str] = field(default_factory=dict)  # by prompt, of requests that ended by themselves
 
-    def summary(self) -> dict[str, Any]:
-        return {
-            "concurrency": self.concurrency,
-            "requests": self.requests,
-            "failed": self.failed,
-            "tokens_per_second": self.tokens / self.seconds if self.seconds else None,
-            "first_token_s": percentiles(self.first),
-            "further_token_s": percentiles(self.further),
-            "accepted_per_draft": self.accepted,
-        }
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+def milliseconds(values: Sequence[float]) -> str:
+    """Return median and 99th percentile."""
     if len(values) < 2:
-        return None
-    return {"median": statistics.median(values), "p99": statistics.quantiles(values, n=100)[98]}
+        return "-"
+    return f"{1000 * statistics.median(values):.1f}/{1000 * statistics.quantiles(values, n=100)[98]:.1f} ms"
 
 
 def read_prompts(file: Path) -> list[str]:
@@ -120,6 +112,9 @@ async def run_load(options: argparse.Namespace, concurrency: int, prompts: Itera
     load = Load(concurrency)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=options.url, timeout=options.timeout, limits=limits) as client:
+        if options.warm_up:
+            warm = [ask(client, options, next(prompts), Load(concurrency)) for _ in range(concurrency)]
+            await asyncio.gather(*warm)
         before, began = await draft_counts(client), time.perf_counter()
         end = began + options.seconds
         running: set[asyncio.Task[None]] = set()
@@ -137,39 +132,29 @@ async def run_load(options: argparse.Namespace, concurrency: int, prompts: Itera
     return load
 
 
-def measure(options: argparse.Namespace, prompts: list[str]) -> list[Load]:
-    return [asyncio.run(run_load(options, one, cycle(prompts))) for one in options.concurrency]
+class Rows:
+    """Loads by round, server and concurrency, kept in a file with one line each; without a file in memory alone."""
 
+    def __init__(self, file: Path | None, settings: dict[str, Any]) -> None:
+        self.file, self.settings, self.loads = file, settings, dict[tuple[int, str, int], Load]()
+        for line in file.read_text().splitlines() if file and file.exists() else ():
+            row = json.loads(line)
+            if row["settings"] != settings:
+                raise SystemExit(
+                    f"{file} was measured with {row['settings']}, not with {settings}; give another --rows"
+                )
+            self.loads[row["round"], row["server"], row["load"]["concurrency"]] = Load(**row["load"])
 
-class Server:
-    """A server process of its own group, which ends with all its children."""
+    def add(self, number: int, name: str, load: Load) -> None:
+        self.loads[number, name, load.concurrency] = load
+        if self.file:
+            row = {"round": number, "server": name, "settings": self.settings, "load": asdict(load)}
+            with self.file.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
 
-    def __init__(self, command: str, url: str) -> None:
-        self.process = subprocess.Popen(
-            shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        self.url = url
-
-    def __enter__(self) -> Server:
-        end = time.time() + START_SECONDS
-        while time.time() < end and self.process.poll() is None:
-            try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    return self
-            except httpx.HTTPError:
-                pass
-            time.sleep(1)
-        self.__exit__()
-        raise SystemExit(f"the server did not answer at {self.url}/health; start its command by hand to see why")
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGTERM)
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
+    def of(self, name: str, concurrency: int) -> dict[int, Load]:
+        """Return the loads by round."""
+        return {key[0]: load for key, load in sorted(self.loads.items()) if key[1:] == (name, concurrency)}
 
 
 def arguments() -> argparse.Namespace:
@@ -185,54 +170,55 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one request")
     parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND", help="the reference first")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="file for all measured values")
+    parser.add_argument("--warm-up", action=argparse.BooleanOptionalAction, default=True, help="requests not measured")
+    parser.add_argument("--rows", type=Path, help="file that all measured values are appended to, and resumed from")
     return parser.parse_args()
 
 
-def report(results: dict[str, list[list[Load]]]) -> None:
-    reference = next(iter(results.values()))
-    print(
-        "server, requests at once, tokens/s: median [range], ratio; first token, further token; accepted; equal answers"
-    )
-    for name, rounds in results.items():
-        for column, same in zip(zip(*rounds, strict=True), zip(*reference, strict=True), strict=True):
-            speeds = [one.tokens / one.seconds for one in column]
-            ratio = statistics.median(speeds) / statistics.median([one.tokens / one.seconds for one in same])
-            first = statistics.median([t for one in column for t in one.first] or [0.0])
-            further = statistics.median([t for one in column for t in one.further] or [0.0])
-            known = {prompt: text for one in same for prompt, text in one.answers.items()}
-            pairs = [(text, known[p]) for one in column for p, text in one.answers.items() if p in known]
-            accepted = [one.accepted for one in column if one.accepted is not None]
-            acceptance = f"{statistics.median(accepted):.2f}" if accepted else "-"
+def report(rows: Rows, names: Sequence[str], concurrencies: Sequence[int]) -> None:
+    """Print a line per server and concurrency; ratios are those within a round."""
+    print("server, requests at once: tokens/s, median [range] of the rounds; ratio to the first server;")
+    print("first token and further tokens, median/p99; accepted tokens per draft; equal answers; failed requests")
+    for name in names:
+        for concurrency in concurrencies:
+            loads, same = rows.of(name, concurrency), rows.of(names[0], concurrency)
+            speeds = [one.speed for one in loads.values()]
+            ratios = [one.speed / same[number].speed for number, one in loads.items()]
+            known = {prompt: text for one in same.values() for prompt, text in one.answers.items()}
+            pairs = [(text, known[p]) for one in loads.values() for p, text in one.answers.items() if p in known]
+            accepted = [one.accepted for one in loads.values() if one.accepted is not None]
             parts = (
-                f"{name:<10} {column[0].concurrency:>4} {statistics.median(speeds):>9.1f}",
-                f"[{min(speeds):.1f}, {max(speeds):.1f}] {ratio:.2f}",
-                f"{1000 * first:.1f} ms {1000 * further:.2f} ms {acceptance}",
+                f"{name:<10} {concurrency:>4} {spread(speeds, 1)} tokens/s",
+                f"ratio {spread(ratios, 2)}",
+                f"{milliseconds([t for one in loads.values() for t in one.first])}",
+                f"{milliseconds([t for one in loads.values() for t in one.further])}",
+                f"{statistics.median(accepted):.2f}" if accepted else "-",
                 f"{sum(ours == theirs for ours, theirs in pairs)}/{len(pairs)}",
-                f"{sum(one.failed for one in column)} failed",
+                f"{sum(one.failed for one in loads.values())} failed",
             )
             print("  ".join(parts))
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    return f"{statistics.median(values):.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
 
 
 def main() -> None:
     options = arguments()
     prompts = read_prompts(options.prompts)
     servers = dict(one.split("=", 1) for one in options.server) or {"running": ""}
-    results: dict[str, list[list[Load]]] = {name: [] for name in servers}
-    for number in range(options.rounds if options.server else 1):
+    measured = ("model", "prompts", "seconds", "rate", "max_tokens", "temperature", "warm_up")
+    rows = Rows(options.rows, {key: str(getattr(options, key)) for key in measured} | {"servers": servers})
+    for number in range(1, 1 + (options.rounds if options.server else 1)):
         for name, command in servers.items():
-            print(f"round {number + 1}: {name}", file=sys.stderr)
-            if command:
-                with Server(command, options.url):
-                    results[name].append(measure(options, prompts))
-            else:
-                results[name].append(measure(options, prompts))
-    report(results)
-    if options.json:
-        values = {
-            name: [[asdict(one) | one.summary() for one in r] for r in rounds] for name, rounds in results.items()
-        }
-        options.json.write_text(json.dumps(values, indent=1))
+            left = [one for one in options.concurrency if (number, name, one) not in rows.loads]
+            if not left:
+                continue
+            print(f"round {number}: {name}", file=sys.stderr)
+            with Server(command, options.url) if command else nullcontext():
+                for concurrency in left:
+                    rows.add(number, name, asyncio.run(run_load(options, concurrency, cycle(prompts))))
+    report(rows, list(servers), options.concurrency)
 
 
 if __name__ == "__main__":

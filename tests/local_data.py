@@ -11,6 +11,7 @@ SHARED_FOLDER = Path(__file__).resolve().parents[2] / "shared"
 DATA_FOLDERS = {
     "CTCDRAFT_DATA": Path(os.environ.get("CTCDRAFT_DATA", SHARED_FOLDER / "data")),
     "CTCDRAFT_MODELS": Path(os.environ.get("CTCDRAFT_MODELS", SHARED_FOLDER / "models")),
+    "CTCDRAFT_HEADS": Path(os.environ.get("CTCDRAFT_HEADS", SHARED_FOLDER / "heads")),
 }
 
 

@@ -8,6 +8,7 @@ that drafts nothing, and the numbers of the step before vLLM asks for drafts.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ctcdraft.errors import InputError
-from ctcdraft.serving import cpu_sampling
+from ctcdraft.serving import cpu_sampling, speculators
 
 SERVED_VERSIONS = ("0.32.",)  # whose internals were read and tested
 PROPOSER = "ctcdraft.serving.CTCProposer"
@@ -41,8 +42,10 @@ def register() -> None:
     stock = EngineArgs.create_engine_config
     if getattr(stock, "checks_ctcdraft", False):
         return
+    print_input_errors_alone()
 
     def create_engine_config(self: Any, *arguments: Any, **named: Any) -> Any:
+        speculators.resolve(self, PROPOSER)
         config = stock(self, *arguments, **named)
         speculative = config.speculative_config
         if speculative is not None and speculative.method == "custom_class" and speculative.model == PROPOSER:
@@ -52,6 +55,19 @@ def register() -> None:
 
     create_engine_config.checks_ctcdraft = True  # type: ignore[attr-defined]
     EngineArgs.create_engine_config = create_engine_config
+
+
+def print_input_errors_alone() -> None:
+    """Let an InputError that ends a server be its one sentence, without a traceback through vLLM."""
+    stock = sys.excepthook
+
+    def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
+        if isinstance(error, InputError):
+            print(f"ctcdraft: {error}", file=sys.stderr)
+        else:
+            stock(kind, error, traceback)
+
+    sys.excepthook = excepthook
 
 
 def read_options(vllm_config: Any) -> Options:

@@ -1,4 +1,4 @@
-"""The calls of vLLM's LLM class, checked with a stand-in: no real vLLM is installed."""
+"""The calls of vLLM's LLM class, checked with a stand-in; tests/serving/test_answers.py runs a real one."""
 
 import sys
 import types
@@ -13,7 +13,7 @@ from ctcdraft.corpus.generation.vllm import VllmAnswers
 from ctcdraft.errors import InputError
 
 PROMPTS = [tiny_tokenizer()(text)["input_ids"] for text in ("a", "How are you?", "b" * 200)]
-OFFLINE = VllmAnswers(8, 100, 0.0, 5, 1, "somewhere", "auto", 0.5)
+OFFLINE = VllmAnswers(8, 100, 0.0, 5, 1, "somewhere", "auto", 0.5, True)
 
 
 def stand_in(base):

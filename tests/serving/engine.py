@@ -2,7 +2,8 @@
 
     python engine.py CALL.json RESULT.json
 
-A call has `settings` of vLLM's LLM class and any of `answers`, `crowd` and `samples`.
+A call has `settings` of vLLM's LLM class, which may name another model than the embedded base, and any of `answers`,
+`crowd` and `samples`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from vllm import LLM, SamplingParams
 
 TINY = Path(__file__).parents[2] / "data" / "tiny"
 ABORTED_AFTER = 7  # steps between a request that will be aborted and its end
+SAMPLES_AT_ONCE = 1000  # of one request
 
 
 def draft_counts(llm: LLM) -> list[int]:
@@ -24,8 +26,8 @@ def draft_counts(llm: LLM) -> list[int]:
     return [int(values.get(f"vllm:spec_decode_num_{name}", 0)) for name in ("drafts", "accepted_tokens")]
 
 
-def preemptions(llm: LLM) -> int:
-    return sum(int(metric.value) for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
+def total(llm: LLM, name: str) -> int:
+    return sum(int(metric.value) for metric in llm.get_metrics() if metric.name == f"vllm:{name}")
 
 
 def answer(llm: LLM, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
@@ -50,20 +52,21 @@ def crowd(llm: LLM, prompts: list[list[int]], lengths: list[int], aborted: list[
             if output.finished:
                 finished[output.request_id.partition("-")[0]] = list(output.outputs[0].token_ids)
         step += 1
-    return {"tokens": finished, "preemptions": preemptions(llm)}
+    hits = total(llm, "prefix_cache_hits")
+    return {"tokens": finished, "preemptions": total(llm, "num_preemptions"), "cached": hits, "steps": step}
 
 
 def samples(llm: LLM, prompt: list[int], count: int, tokens: int, sampling: dict[str, Any]) -> list[list[int]]:
-    params = SamplingParams(n=count, max_tokens=tokens, ignore_eos=True, **sampling)
-    (output,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
-    return [list(one.token_ids) for one in output.outputs]
+    params = SamplingParams(n=SAMPLES_AT_ONCE, max_tokens=tokens, ignore_eos=True, **sampling)
+    asked: list[Any] = [{"prompt_token_ids": prompt}] * -(-count // SAMPLES_AT_ONCE)
+    outputs = llm.generate(asked, params, use_tqdm=False)
+    return [list(one.token_ids) for output in outputs for one in output.outputs][:count]
 
 
 def main() -> None:
     call = json.loads(Path(sys.argv[1]).read_text())
-    llm = LLM(
-        model=str(TINY / "base"), dtype="float32", enforce_eager=True, disable_log_stats=False, **call["settings"]
-    )
+    settings = {"model": str(TINY / "base"), "dtype": "float32", "enforce_eager": True} | call["settings"]
+    llm = LLM(disable_log_stats=False, **settings)
     functions = {"answers": answer, "crowd": crowd, "samples": samples}
     result = {name: function(llm, **call[name]) for name, function in functions.items() if name in call}
     Path(sys.argv[2]).write_text(json.dumps(result))

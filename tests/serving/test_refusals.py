@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from vllm.engine.arg_utils import EngineArgs
 from ctcdraft.errors import InputError
 from ctcdraft.serving import vllm_runner
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
 TINY = Path(__file__).parents[2] / "data" / "tiny"
 SPECULATIVE = {"method": "custom_class", "model": vllm_runner.PROPOSER, "num_speculative_tokens": 5}
 
@@ -48,6 +51,19 @@ def refusal(own, **settings):
 
 def test_the_shipped_head_is_served(head):
     assert engine_config({"head": str(head)}).speculative_config.num_speculative_tokens == 5
+
+
+def test_the_folder_of_a_head_that_names_its_base_is_served(head):
+    named = {"verifier": {"name_or_path": str(TINY / "base")}, "proposal_methods": [{"speculative_tokens": 4}]}
+    edit(head, lambda values: values.update(speculators_model_type="ctc", speculators_config=named))
+    config = EngineArgs(model=str(head), dtype="float32", max_model_len=256).create_engine_config()
+    assert (config.model_config.model, config.model_config.tokenizer) == (str(TINY / "base"),) * 2
+    assert config.speculative_config.model == vllm_runner.PROPOSER
+    assert config.speculative_config.num_speculative_tokens == 4
+    assert vllm_runner.read_options(config).head == str(head)
+    edit(head, lambda values: values.update(speculators_config={"verifier": {}}))
+    with pytest.raises(InputError, match=r"no speculators_config with verifier.name_or_path"):
+        EngineArgs(model=str(head), max_model_len=256).create_engine_config()
 
 
 def test_options_are_checked(head):
@@ -111,3 +127,17 @@ def test_sliding_windows(head):
     config.model_config.hf_text_config.sliding_window = 64
     with pytest.raises(InputError, match="sliding window"):
         vllm_runner.refuse_unserved(config)
+
+
+def test_a_server_that_cannot_start_prints_the_sentence_alone(head):
+    edit(head, lambda values: values["fingerprint"].update(weights="0123456789abcdef", base="other"))
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TINY / "base"), "--dtype", "float32",
+        "--max-model-len", "256", "--speculative-config", json.dumps(SPECULATIVE),
+        "--additional-config", json.dumps({"ctcdraft": {"head": str(head)}}),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"})
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ctcdraft: ")
+    assert "was trained for base other" in done.stderr.splitlines()[-1]

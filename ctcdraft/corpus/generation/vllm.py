@@ -1,15 +1,18 @@
 """Responses by vLLM's offline LLM class in this process, from token ids to token ids.
 
-Not yet run with a real vLLM: only the calls are tested. vLLM holds weights of its own beside the base model's, which is
-needed for its tokenizer and fingerprint only: device=cpu keeps the base model off the accelerator.
+vLLM holds weights of its own beside the base model's, which is needed for its tokenizer and fingerprint only:
+device=cpu keeps the base model off the accelerator.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import torch
 
 from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped, SkipReason
 from ctcdraft.errors import InputError
@@ -23,18 +26,26 @@ class VllmAnswers(ResponseGenerator):
     path: str
     dtype: str
     gpu_memory_utilization: float
+    enforce_eager: bool  # false: vLLM compiles the model first, which takes minutes on a CPU
 
     def start(self, base: BaseLM) -> GenerateFn:
+        # The engine in this process, not in a child: one whose parent was killed goes on and keeps the accelerator.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         try:
             import vllm
         except ImportError as error:
             raise InputError(
                 f"answers=vllm needs the package vllm ({error}); pip install 'ctcdraft[vllm]', or use another answers="
             ) from error
+        # A seeded request whose prompt is read in chunks ends the engine on a CPU (vLLM 0.32), whose generators have no
+        # offset to set back.
+        whole = self.temperature > 0 and not torch.accelerator.is_available()
         llm = vllm.LLM(
             model=self.path,
             dtype=self.dtype,
             gpu_memory_utilization=self.gpu_memory_utilization,
+            enforce_eager=self.enforce_eager,
+            enable_chunked_prefill=False if whole else None,
             max_model_len=base.context_length,
             generation_config="vllm",  # not that of the model, which may set top-k and penalties
         )

@@ -1,0 +1,44 @@
+"""A server under test, started by its command and waited for."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+
+import httpx
+
+START_SECONDS, STOP_SECONDS = 1800, 120  # a server is slow to start on a shared machine
+
+
+class Server:
+    """A server process of its own group, which ends with all its children."""
+
+    def __init__(self, command: str, url: str) -> None:
+        self.process = subprocess.Popen(
+            shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        self.url = url
+
+    def __enter__(self) -> Server:
+        end = time.time() + START_SECONDS
+        while time.time() < end and self.process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return self
+            except httpx.HTTPError:
+                pass
+            time.sleep(1)
+        self.__exit__()
+        raise SystemExit(f"the server did not answer at {self.url}/health; start its command by hand to see why")
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()

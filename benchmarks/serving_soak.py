@@ -1,0 +1,163 @@
+"""Endurance test of a served head over HTTP: `python -m benchmarks.serving_soak`; docs/serving.md.
+
+An undrafted server gives the greedy answer to every prompt once. The server under test then gets thousands of requests
+for them with random lengths, stop tokens, stop strings and sampled answers, of which some are aborted in the middle of
+the stream, some disconnected at once, and some refused because they are wrong. Every greedy answer must be the
+beginning of the undrafted one. The memory of the server's processes is written to a file all the while. In the end the
+server is killed with SIGKILL under load, started again and asked again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.server_process import Server
+from benchmarks.serving import read_prompts
+from benchmarks.serving_clients import LONGEST, Clients, Reference, Tally
+
+MEMORY_SECONDS, RESTARTED, TIE = 5.0, 64, 1e-4
+
+
+def resident_bytes(session: int) -> int:
+    """Return the memory that all processes of a session hold, pages they share counted once."""
+    total = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                rollup = (folder / "smaps_rollup").read_text()
+                total += 1024 * int(rollup.partition("\nPss:")[2].split()[0])
+    return total
+
+
+async def watch_memory(session: int, tally: Tally, file: Path, samples: list[int]) -> None:
+    began = time.time()
+    file.write_text("seconds,requests,bytes\n")
+    while True:
+        samples.append(resident_bytes(session))
+        with file.open("a") as stream:
+            stream.write(f"{time.time() - began:.0f},{sum(tally.kinds.values())},{samples[-1]}\n")
+        await asyncio.sleep(MEMORY_SECONDS)
+
+
+def open_client(options: argparse.Namespace) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=options.url, timeout=options.timeout, limits=limits)
+
+
+async def references(options: argparse.Namespace, prompts: list[str]) -> dict[str, Reference]:
+    async with open_client(options) as client:
+        clients, gate = Clients(options, client, Tally()), asyncio.Semaphore(options.clients)
+
+        async def one(prompt: str) -> Reference:
+            async with gate:
+                return Reference(*await clients.whole(clients.body(prompt, LONGEST)))
+
+        return dict(zip(prompts, await asyncio.gather(*map(one, prompts)), strict=True))
+
+
+async def soak(
+    options: argparse.Namespace, known: dict[str, Reference], count: int, tally: Tally, seed: int, killed: Server | None
+) -> None:
+    """Send `count` requests; with `killed` the server gets SIGKILL when half of them were sent."""
+    async with open_client(options) as client:
+        clients, rng, prompts = Clients(options, client, tally), random.Random(seed), list(known)
+        numbers = iter(range(count))
+
+        async def worker() -> None:
+            for number in numbers:
+                if killed and number == count // 2:
+                    os.killpg(killed.process.pid, signal.SIGKILL)
+                prompt = rng.choice(prompts)
+                await clients.request(prompt, known[prompt], random.Random(f"{seed}/{number}"))
+
+        await asyncio.gather(*(worker() for _ in range(options.clients)))
+
+
+async def watched_soak(
+    options: argparse.Namespace, known: dict[str, Reference], tally: Tally, server: Server
+) -> list[int]:
+    samples: list[int] = []
+    watch = asyncio.create_task(watch_memory(server.process.pid, tally, options.memory, samples))
+    await soak(options, known, options.requests, tally, options.seed, None)
+    watch.cancel()
+    return samples
+
+
+def near_ties(model: str, different: list[dict[str, Any]]) -> int:
+    """Return how many answers are greedy in float64 but for ties."""
+    import torch
+
+    from ctcdraft.models.loading import load_base
+
+    lm, count = load_base(model, "float64", "cpu").lm, 0
+    for one in different:
+        length = max(len(one["prompt"]), 1)
+        with torch.inference_mode():
+            logits_LV = lm(torch.tensor([one["prompt"] + one["ours"]])).logits[0, length - 1 : -1]
+        chosen_L = logits_LV.gather(1, torch.tensor(one["ours"])[:, None])[:, 0]
+        count += float((logits_LV.max(dim=1).values - chosen_L).max()) < TIE
+    return count
+
+
+def report(title: str, tally: Tally, model: str | None) -> int:
+    """Print what happened; return the number of faults."""
+    ties = near_ties(model, tally.different) if model and tally.different else 0
+    print(f"{title}: {sum(tally.kinds.values())} requests ({dict(tally.kinds)}), {tally.compared} answers compared,")
+    print(f"{tally.tokens} tokens, {len(tally.different)} different of which {ties} near ties, ", end="")
+    print(f"{len(tally.problems)} problems")
+    for problem in tally.problems[:10]:
+        print(f"  {problem[:300]}")
+    return len(tally.problems) + len(tally.different) - ties
+
+
+def main() -> None:
+    options = arguments()
+    prompts = [prompt for file in options.prompts for prompt in read_prompts(file)]
+    prompts = random.Random(options.seed).sample(prompts, min(options.distinct, len(prompts)))
+    with Server(options.reference, options.url):
+        known = asyncio.run(references(options, prompts))
+    print(f"{len(known)} undrafted answers, {sum(len(one.ids) for one in known.values())} tokens", file=sys.stderr)
+    tally, while_killed, again = Tally(), Tally(), Tally()
+    with Server(options.server, options.url) as server:
+        samples = asyncio.run(watched_soak(options, known, tally, server))
+        asyncio.run(soak(options, known, RESTARTED, while_killed, options.seed + 1, server))
+    with Server(options.server, options.url):
+        asyncio.run(soak(options, known, RESTARTED, again, options.seed + 2, None))
+    faults = report("soak", tally, options.base) + report("after SIGKILL and a restart", again, options.base)
+    print(f"requests that the SIGKILL ended: {len(while_killed.problems)} of {RESTARTED}")
+    quarters = [samples[len(samples) * k // 4 : len(samples) * (k + 1) // 4] for k in range(4)]
+    means = [sum(quarter) / max(1, len(quarter)) / 2**20 for quarter in quarters]
+    print("memory in MiB, mean of each quarter: " + ", ".join(f"{mean:.1f}" for mean in means))
+    sys.exit(1 if faults or not while_killed.problems else 0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--model", required=True, help="name of the model on both servers")
+    parser.add_argument("--reference", required=True, help="command of the undrafted server")
+    parser.add_argument("--server", required=True, help="command of the server under test")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True)
+    parser.add_argument("--base", help="folder of the base: answers that differ are computed again in float64")
+    parser.add_argument("--memory", type=Path, required=True, help="CSV file for the memory of the server")
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--distinct", type=int, default=250, help="prompts")
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
