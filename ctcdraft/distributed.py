@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 PATIENCE = timedelta(days=2)  # while one process generates the responses of a whole corpus
+# The process group with this timeout, for objects; emptied at exit, or its threads would outlive the interpreter.
+patient_groups: list[Any] = []
 
 
 class LostProcessError(InputError):
@@ -34,7 +36,6 @@ class Distributed:
 
     rank: int = 0
     world_size: int = 1
-    patient_group: Any = None  # of all processes, for objects; its timeout is PATIENCE, and it works on CPUs
 
     @property
     def is_main(self) -> bool:
@@ -72,7 +73,7 @@ class Distributed:
         result = [self.in_turn(work, self.is_main)]
         if self.world_size > 1:
             with lost_process():
-                torch.distributed.broadcast_object_list(result, 0, self.patient_group)
+                torch.distributed.broadcast_object_list(result, 0, *patient_groups)
         return result[0]
 
     def main_process_first(self, work: Callable[[], Any]) -> Any:
@@ -93,7 +94,7 @@ class Distributed:
             if self.world_size == 1:
                 raise
             error = raised
-        for other in self.all_gather_object(error, self.patient_group):
+        for other in self.all_gather_object(error, *patient_groups):
             if other is not None:
                 raise other
         return result
@@ -136,20 +137,19 @@ def init_distributed(device: str, timeout_minutes: float = 30) -> Distributed:
     try:
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
-            shut_down_gloo_at_exit("gloo")
-        patient = torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
+            shut_down_gloo_at_exit()
+            patient_groups[:] = [torch.distributed.new_group(backend="gloo", timeout=PATIENCE)]
     except (RuntimeError, ValueError) as error:  # a port in use is a DistNetworkError, which is a RuntimeError
         raise InputError(
             f"{world_size} processes cannot connect at {address} ({str(error).strip().splitlines()[0]}); choose a free "
             "port with torchrun --master-port"
         ) from error
-    return Distributed(int(os.environ["RANK"]), world_size, patient)
+    return Distributed(int(os.environ["RANK"]), world_size)
 
 
-def shut_down_gloo_at_exit(backend: str) -> None:
-    if backend == "gloo":  # the threads of NCCL hold no tensors
-        atexit.unregister(shut_down_gloo)  # so that a second call does not register it twice
-        atexit.register(shut_down_gloo)
+def shut_down_gloo_at_exit() -> None:
+    atexit.unregister(shut_down_gloo)  # so that a second call does not register it twice
+    atexit.register(shut_down_gloo)
 
 
 def shut_down_gloo() -> None:
@@ -160,6 +160,7 @@ def shut_down_gloo() -> None:
     # it is already finalizing, the process aborts and torchrun reports a finished run as failed
     # (pytorch/pytorch#190489).
     if torch.distributed.is_initialized():
+        patient_groups.clear()
         torch.distributed.destroy_process_group()
         # Threads of a group that DeepSpeed still references go on, and need microseconds to release their tensors.
         time.sleep(0.2)

@@ -38,7 +38,7 @@ def load_deepspeed(device: str) -> Any:
     deepspeed = import_deepspeed(device)
     backend = "gloo" if device == "cpu" else "nccl"
     deepspeed.init_distributed(backend, verbose=False)
-    shut_down_gloo_at_exit(backend)
+    shut_down_gloo_at_exit()
     return deepspeed
 
 
