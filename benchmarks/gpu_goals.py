@@ -22,7 +22,7 @@ GOALS_OF_ALL: dict[str, tuple[float, bool]] = {"v64": (1.15, False), "o": (0.03,
 def report(hardware: str, rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as tables, with the goals beside them."""
     measured = [row for row in rows if "error" not in row]
-    columns = columns_of("mode", "context", "drafter", "c", "v", "o", "utilization")
+    columns = columns_of("mode", "context", "drafter", "reads", "c", "v", "o", "utilization")
     parts = [f"# Latency on {hardware}"]
     if measured:
         bandwidth = statistics.median(row["machine"]["bandwidth"] for row in measured)
@@ -45,8 +45,8 @@ def columns_of(*keys: str) -> Columns:
 
 
 def goals_of(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the goals of a captured or compiled row, and whether they are reached."""
-    if row["mode"] == "eager":
+    """Yield the goals of a row whose steps were captured, all of them, and whether they are reached."""
+    if not row["captured"]:
         return
     own = [GOALS[row["drafter"]]] if row["drafter"] in GOALS else []
     for measure, limit, least in [*own, *((name, *goal) for name, goal in GOALS_OF_ALL.items())]:

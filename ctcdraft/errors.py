@@ -58,7 +58,7 @@ def unsafe_pickle_error(location: str, key: str) -> InputError:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def run_cli(name: str, main: Callable[[list[str]], object]) -> None:

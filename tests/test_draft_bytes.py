@@ -76,3 +76,15 @@ def test_drafters_without_weights_have_none():
     base = random_base()
     assert DraftBytes.of(Autoregressive(base), base) is None
     assert DraftBytes.of(PromptLookup(base, 2, 4), base) is None
+
+
+def test_a_drafter_may_have_scalars_and_as_wide_a_layer_as_the_vocabulary():
+    base = random_base()
+    drafter = ctc_head(base)
+    drafter.head = type(drafter.head)(base.head, base.width, vocabulary=61)
+    before = DraftBytes.of(drafter, base)
+    drafter.body.scale = torch.nn.Parameter(torch.tensor(1.0))
+    drafter.body.wide = torch.nn.Linear(32, 261, bias=False)
+    after = DraftBytes.of(drafter, base)
+    assert after.body - before.body == 4 * (1 + 261 * 32)
+    assert (after.vocabulary, after.head) == (before.vocabulary, before.head)

@@ -30,7 +30,7 @@ MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}  # rows and columns; a fraction of a s
 HASHED_SOURCES = (
     *("models/base_model.py", "models/loading.py", "models/checkpoints.py", "models/device_map.py"),
     "models/deepspeed.py",
-    *("ctc", "decoding", "drafters", "nn"),
+    *("ctc", "decoding", "drafters", "nn", "fused.py", "array_kernels.py"),
     *("corpus/chat_template.py", "corpus/types.py"),  # rendering of prompts
     *("evaluation/contestants.py", "evaluation/runner.py", "evaluation/profiling.py"),
     *("evaluation/replay/drafts.py", "evaluation/replay/evaluation.py"),

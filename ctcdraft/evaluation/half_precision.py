@@ -5,20 +5,20 @@ float32 would prove little, because there the text soon takes another course. So
 while their trees are recorded, and the base in float32 reads the same trees behind the same accepted tokens:
 
     recorded   logits that chose the first token that differs, in half precision, by the steps of the response
-    repeated   the same in float32
+    repeated   the same in float32, with the depths and ancestors that were read
     plain      logits of one forward pass over the text alone, in half precision and in float32
 
 `noise` is the difference between both plain ones, a root mean square over the vocabulary. The divergence is rounding
-if, for both responses, repeated equals plain (float32) up to noise / 16, so that trees, mask, position ids and cache
-rows are right; recorded equals it up to twice the noise; and the token is the best one by recorded. Everything else is
-a fault. On the embedded base in bfloat16 recorded is 0.8 to 1.2 times the noise away, repeated 1e-4 times.
+if the tokens are a near tie by plain (float32), or recorded has one beyond the cut of top-k or top-p; and if, for both
+responses, repeated equals plain up to noise / 16, so that trees, mask, position ids and cache rows are right; recorded
+equals it up to twice the noise, and at both tokens up to TOKEN_RATIO times; and the token is the best one by recorded.
+Everything else is a fault. On the embedded base in bfloat16 recorded is 0.8 to 1.2 times the noise away, repeated 1e-4.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from ctcdraft.hardware import device_memory_bytes
 from ctcdraft.models.stats import ModelStats
 
 NOISE_RATIO = 2.0  # of the errors of two computations in half precision
+TOKEN_RATIO = 6.0  # of the error of one logit: five standard deviations where a computation errs by 1.2 times the noise
 EXACT_SHARE = 1 / 16  # of that noise; rounding in float32 is 2**-13 of that in float16, 2**-16 of that in bfloat16
 
 
@@ -58,12 +59,13 @@ class Recording:
         """Record a step, unless the token is chosen already."""
         if self.logits_V is not None or not self.follows_text:
             return
-        path = accepted_nodes(tree, self.tokens[self.read :])
-        if not path:
+        if not (path := accepted_nodes(tree, self.tokens[self.read :])):
             self.follows_text = False
             return
         # Copies, because steps of fixed shapes write to the same memory each time.
-        self.steps.append((TokenTree(tree.tokens_N.clone(), tree.parents_N.clone(), tree.height), path))
+        copied = TokenTree(tree.tokens_N.clone(), tree.parents_N.clone(), tree.height)
+        vars(copied).update({key: vars(tree)[key].clone() for key in ("depths_N", "ancestors_NN") if key in vars(tree)})
+        self.steps.append((copied, path))
         if self.position <= self.read + len(path):
             self.logits_V = logits_NV[path[self.position - self.read - 1]].clone()
         self.read += len(path)
@@ -104,21 +106,20 @@ def is_rounding(
     None where the base cannot be copied to float32: it is quantised, spread over devices, or too large.
     both: the tokens of the response, and of autoregression's.
     """
-    pairs = enumerate(zip(*both, strict=False))
-    position = next((index for index, (ours, theirs) in pairs if ours != theirs), None)
+    position = next((index for index, pair in enumerate(zip(*both, strict=False)) if pair[0] != pair[1]), None)
     if position is None:
         return False  # one is the beginning of the other: a length does not round
     if not fits_in_float32(setup):
         return None
     try:
-        judge = Judge(setup, prompt_L, both[1][:position], seed)
+        judge = Judge(setup, prompt_L, both[1][:position], (both[0][position], both[1][position]), seed)
+        near = judge.is_near_tie()
         if any(isinstance(setup.contestants[each], StockGenerate) for each in (name, AUTOREGRESSIVE)):
-            return judge.is_near_tie(both[0][position], both[1][position])
+            return near
         sound = [judge.is_sound(each, tokens) for each, tokens in zip((name, AUTOREGRESSIVE), both, strict=True)]
-        if False in sound:
+        if False in sound or (near is False and not judge.is_cut):
             return False
-        # Where kernels are not deterministic the recorded steps may be of another text; the margin is left.
-        return True if None not in sound else judge.is_near_tie(both[0][position], both[1][position])
+        return None not in sound or near  # None: kernels are not deterministic, and the steps are of another text
     except torch.OutOfMemoryError:
         return None
 
@@ -133,19 +134,20 @@ def fits_in_float32(setup: EvaluationSetup) -> bool:
 
 
 class Judge:
-    """Compares the logits that chose the token after a text with plain forward passes over it."""
+    """Compares the logits that chose one of two tokens after a text with plain forward passes over it."""
 
-    def __init__(self, setup: EvaluationSetup, prompt_L: Tensor, agreed: Sequence[int], seed: int) -> None:
+    def __init__(self, setup: EvaluationSetup, prompt_L: Tensor, agreed: Sequence[int], chosen: Any, seed: int) -> None:
         self.setup, self.prompt_L, self.position, self.seed = setup, prompt_L, len(agreed), seed
         self.exact = copy.deepcopy(setup.base).float()
         self.exact.static_shapes = None  # nothing is compiled or captured for it
         self.text_L = torch.cat([prompt_L, torch.tensor(agreed, dtype=prompt_L.dtype, device=prompt_L.device)])
-        self.plain_V, half_V = (
-            base.read(self.text_L, base.new_cache(len(self.text_L))).logits_NV[0].float()
-            for base in (self.exact, setup.base)
-        )
+        outputs = (base.read(self.text_L, base.new_cache(len(self.text_L))) for base in (self.exact, setup.base))
+        self.plain_V, half_V = (output.logits_NV[0].float() for output in outputs)
         self.noise = difference(half_V, self.plain_V)
-        self.largest = float((half_V - self.plain_V).abs().max())
+        self.is_cut = False  # by top-k or top-p, one of the tokens was beyond the cut of recorded logits
+        self.chosen_2 = torch.tensor(chosen, device=half_V.device)
+        largest_2 = self.plain_V[self.chosen_2].abs()  # of a vocabulary: their own rounding is more than that of most
+        self.tolerance_2 = TOKEN_RATIO * self.noise + torch.finfo(setup.base.dtype).eps * largest_2
 
     def is_sound(self, name: str, tokens: Sequence[int]) -> bool | None:
         """Return whether a contestant's choice after the text is right, up to rounding, for what it has read.
@@ -163,23 +165,24 @@ class Judge:
             return False
         repeat = repeat_fixed_shapes if fixed else repeat_exact_shapes
         repeated_V, scores_V = repeat(self.exact, recording, self.prompt_L), self.scores(recording.logits_V)
+        self.is_cut |= not bool(scores_V[self.chosen_2].isfinite().all())
+        apart_2 = (recording.logits_V.float() - self.plain_V)[self.chosen_2].abs()
         return (
             difference(repeated_V, self.plain_V) <= EXACT_SHARE * self.noise
             and difference(recording.logits_V, self.plain_V) <= NOISE_RATIO * self.noise
+            and bool((apart_2 <= self.tolerance_2).all())
             and float(scores_V[tokens[self.position]]) >= float(scores_V.max()) - EXACT_SHARE * self.noise
         )
 
     def scores(self, logits_V: Tensor) -> Tensor:
         return scores(self.setup.settings, logits_V[None], len(self.text_L), self.seed)[0]
 
-    def is_near_tie(self, ours: int, theirs: int) -> bool | None:
-        """Return whether noise can exchange two tokens; None if one is beyond the cut of top-k or top-p."""
-        temperature = self.setup.settings.temperature
-        scores_V = self.scores(self.plain_V)
-        apart = float((scores_V[ours] - scores_V[theirs]).abs())
+    def is_near_tie(self) -> bool | None:
+        """Return whether rounding can exchange the two tokens; None if one is beyond the cut of top-k or top-p."""
+        ours, theirs = self.scores(self.plain_V)[self.chosen_2].tolist()
         # Scores are logits / T plus Gumbel noise: at T < 1 rounding errors are magnified by 1 / T.
-        scale = min(temperature, 1.0) if temperature > 0 else 1.0
-        return apart * scale <= 2 * NOISE_RATIO * self.largest if isfinite(apart) else None  # both tokens' errors
+        apart = abs(ours - theirs) * (min(self.setup.settings.temperature, 1.0) or 1.0)
+        return apart <= float(self.tolerance_2.sum()) if apart < torch.inf else None
 
 
 def scores(settings: DecodingSettings, logits_1V: Tensor, length: int, seed: int) -> Tensor:

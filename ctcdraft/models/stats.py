@@ -122,12 +122,12 @@ def read_weights(drafter: nn.Module, base: BaseLM) -> Iterator[tuple[str, int]]:
             if id(weight) in seen:
                 continue
             seen.add(id(weight))
-            part = name.partition(".")[0]
-            # With a draft vocabulary only its rows of a table over the vocabulary are read.
-            shape = getattr(weight, "ds_shape", weight.shape)
-            rows = drafted if shape[0] == base.vocabulary else shape[0]
-            part = "vocabulary" if weight is lm_head else part if part in ("correction", "head") else "body"
-            yield part, count_elements(weight) // shape[0] * rows
+            first = name.partition(".")[0]
+            part = "vocabulary" if weight is lm_head else first if first in ("correction", "head") else "body"
+            values, shape = count_elements(weight), getattr(weight, "ds_shape", weight.shape)
+            # With a draft vocabulary only its rows of a table over the vocabulary are read; no body has such tables.
+            is_table = part != "body" and len(shape) > 0 and shape[0] == base.vocabulary
+            yield part, values // base.vocabulary * drafted if is_table else values
 
 
 def count_elements(weight: Tensor) -> int:

@@ -18,10 +18,11 @@ def random_integer(rng: torch.Generator, low: int, high: int) -> int:
     return int(torch.randint(low, high + 1, (), generator=rng))
 
 
-def random_frames(rng: torch.Generator, count: int, classes: int) -> torch.Tensor:
-    """Return flat or sharp frames; in some of them many tokens tie exactly, in some many are impossible."""
-    logits_TC = (0.0, 1.0, 3.0, 8.0)[random_integer(rng, 0, 3)] * torch.randn(count, classes, generator=rng)
-    if random_integer(rng, 0, 2) == 0:
+def random_frames(rng: torch.Generator, count: int, classes: int, ties: bool = True) -> torch.Tensor:
+    """Return flat or sharp frames; in some of them many are impossible, and with `ties` many tie exactly."""
+    scales = (0.0, 1.0, 3.0, 8.0) if ties else (1.0, 2.0, 3.0, 8.0)
+    logits_TC = scales[random_integer(rng, 0, 3)] * torch.randn(count, classes, generator=rng)
+    if random_integer(rng, 0, 2) == 0 and ties:
         logits_TC = (4 * logits_TC.softmax(-1)).round().clamp(min=2**-40).log()
     if random_integer(rng, 0, 3) == 0:
         impossible_TC = torch.rand(count, classes, generator=rng) < 0.6
@@ -52,6 +53,13 @@ def check_random_prefix_search(seed: int) -> None:
     limits = blank, nodes, tokens_per_frame
     ranked = fused_prefix_search.launch(log_probs_TC, *limits, stops_S, depth, min_mass)
     assert_same(ranked, nodes, prefix_search(log_probs_TC, *limits, stops_S.tolist(), depth, min_mass))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_frames_without_ties_have_none_among_the_likely_tokens(seed):
+    log_probs_TC = random_frames(torch.Generator().manual_seed(seed), 16, (40, 300, 32001)[seed % 3], ties=False)
+    ranked_TK = log_probs_TC.topk(34).values
+    assert ((ranked_TK[:, 1:] < ranked_TK[:, :-1]) | (ranked_TK[:, 1:] == -torch.inf)).all()
 
 
 @needs_triton

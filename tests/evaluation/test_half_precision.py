@@ -13,6 +13,7 @@ from training_parts import ctc_head
 
 from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding import tree
 from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation import half_precision
@@ -93,7 +94,7 @@ def test_steps_of_fixed_shapes_are_repeated_as_such(fault):
     setup = setup_of(fault=fault, static=True)
     prompt_L, position = PROMPTS[0], 20
     truth = setup.answer("ctc", prompt_L, 0).tokens
-    judge = half_precision.Judge(setup, prompt_L, truth[:position], 0)
+    judge = half_precision.Judge(setup, prompt_L, truth[:position], (truth[position],) * 2, 0)
     assert judge.is_sound("ctc", truth) is (fault is None)
     if fault is not None:
         return
@@ -102,6 +103,68 @@ def test_steps_of_fixed_shapes_are_repeated_as_such(fault):
     assert {len(tree) for tree, _ in recording.steps} == {setup.settings.nodes}  # with padding
     repeated_V = half_precision.repeat_fixed_shapes(judge.exact, recording, prompt_L)
     assert half_precision.difference(repeated_V, judge.plain_V) < 1e-5
+
+
+@torch.inference_mode()
+def test_wrong_ancestors_of_a_tree_are_a_fault(monkeypatch):
+    """A kernel lets the root attend to its first child; tokens, parents and depths are right."""
+
+    def wrong_tree(*args):
+        *right, ancestors_NN = padded_tree(*args)
+        ancestors_NN[0, 1] = True
+        return *right, ancestors_NN
+
+    padded_tree = tree.padded_tree
+    monkeypatch.setattr(tree, "padded_tree", wrong_tree)
+    setup = setup_of(static=True)
+    truth = setup.answer("ctc", PROMPTS[0], 0).tokens
+    judge = half_precision.Judge(setup, PROMPTS[0], truth[:20], (truth[20],) * 2, 0)
+    # Judged in float32 alone, as for a fault that changes no more than rounding does.
+    judge.noise *= 1000
+    judge.tolerance_2 *= 1000
+    monkeypatch.setattr(half_precision, "EXACT_SHARE", half_precision.EXACT_SHARE / 1000)
+    assert judge.is_sound("ctc", truth) is False
+
+
+class OneLogit(BaseLM):
+    """In half precision trees give one token a logit that is too large after `length` tokens."""
+
+    length, token, excess = 0, 0, 0.0
+
+    def read_tree(self, tree, cache):
+        rows_N = cache.length + tree.depths_N == self.length - 1
+        output = super().read_tree(tree, cache)
+        if len(tree) > 1 and self.dtype == torch.bfloat16:
+            output.logits_NV[rows_N, self.token] += self.excess
+        return output
+
+
+@torch.inference_mode()
+def test_one_wrong_logit_is_a_fault():
+    """It exchanges a near tie and is far beyond noise, but hardly seen in a mean over the vocabulary."""
+    setup, prompt_L = setup_of(), PROMPTS[0]
+    base = setup.base
+    truth = setup.answer("autoregressive", prompt_L, 0).tokens
+    for position in range(4, 28):
+        judge = half_precision.Judge(setup, prompt_L, truth[:position], (truth[position],) * 2, 0)
+        best, second = judge.plain_V.topk(2).values.tolist()
+        if 2 * judge.noise < best - second < 8 * judge.noise:
+            break
+    else:
+        pytest.fail("no near tie")
+    base.__class__ = OneLogit
+    base.length, base.excess = len(prompt_L) + position, 20 * judge.noise
+    base.token = int(judge.plain_V.topk(2).indices[1])
+    assert base.excess / 261**0.5 < 1.3 * judge.noise
+    setup.contestants["oracle"] = oracle_drafter(torch.cat([prompt_L, torch.tensor(truth)]), 5)
+    tokens = setup.answer("oracle", prompt_L, 0).tokens
+    assert (tokens[:position], tokens[position]) == (truth[:position], base.token)
+    assert half_precision.is_rounding(setup, "oracle", prompt_L, (tokens, truth), 0) is False
+    base.excess = 0.0
+    judge = half_precision.Judge(setup, prompt_L, truth[:position], (base.token, truth[position]), 0)
+    assert (judge.is_near_tie(), judge.is_sound("oracle", truth)) == (True, True)
+    far = int(judge.plain_V.argmin())
+    assert half_precision.Judge(setup, prompt_L, truth[:position], (far, truth[position]), 0).is_near_tie() is False
 
 
 @pytest.mark.parametrize("fault", [WrongMask, WrongPosition, WrongRows])

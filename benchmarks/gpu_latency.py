@@ -1,0 +1,222 @@
+"""The rows of `make gpu PART=latency`: c, v and o of one drafter at a time, on random weights.
+
+python -m benchmarks.gpu_latency DEVICE FOLDER SECONDS
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+
+from benchmarks.drafter_cases import OVERRIDES, random_drafter
+from benchmarks.gpu_goals import report
+from ctcdraft.config.cli import REPOSITORY, compose_config
+from ctcdraft.config.contestants import load_base
+from ctcdraft.decoding.loop import uses_fixed_shapes, why_not_captured
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.static_loop import StaticShapes
+from ctcdraft.decoding.static_step import can_capture
+from ctcdraft.errors import InputError, first_line, run_cli
+from ctcdraft.evaluation.environment import code_hash, hardware_name
+from ctcdraft.evaluation.latency import LatencyBenchmark, measure_contexts
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.io import write_text
+
+ROW_SECONDS = 90.0  # of one row, with two sizes to compile
+DRAFTERS = [name for name in OVERRIDES if not name.startswith(("draft_model", AUTOREGRESSIVE))]
+MODES = {"captured": (True, False), "eager": (False, False), "compiled": (True, True)}  # static shapes, compiled
+UNIT = ("mode", "context", "drafter")
+PRINTED = ("mode", "context", "drafter", "reads", "c", "v", "o", "error")
+# Besides code_hash(): what is measured, and how.
+SOURCES = (
+    *("ctcdraft/evaluation/latency.py", "ctcdraft/evaluation/environment.py", "ctcdraft/models/meta.py"),
+    *("benchmarks/drafter_cases.py", "benchmarks/gpu_latency.py"),
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of the measurements."""
+
+    base: tuple[str, ...]  # overrides of evaluate.py
+    contexts: tuple[int, ...]
+    nodes: tuple[int, ...]
+    compiled_nodes: tuple[int, ...]  # each takes up to a minute to compile
+    tree: int
+    passes: int
+    repeats: int
+    modes: tuple[str, ...]
+
+
+FULL = Scale(
+    ("base=shape", "base.of.max_position_embeddings=16384", "dtype=bfloat16"),
+    contexts=(1024, 8192),
+    nodes=(1, 8, 16, 32, 64, 128, 256),
+    compiled_nodes=(1, 64),
+    tree=64,
+    passes=8,
+    repeats=3,  # each with prefills
+    modes=tuple(MODES),
+)
+SMALL = Scale(
+    ("base=shape_tiny", "base.of.num_hidden_layers=2", "dtype=bfloat16"),
+    contexts=(16, 32),
+    nodes=(1, 4),
+    compiled_nodes=(1,),
+    tree=4,
+    passes=2,
+    repeats=1,
+    modes=("captured", "eager"),
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    device, folder, seconds = arguments
+    measure(torch.device(device), Path(folder), monotonic() + float(seconds))
+
+
+def measure(device: torch.device, out: Path, deadline: float) -> None:
+    """Append a row for every mode, context and drafter that is missing, and print the goals."""
+    scale, file, code = FULL if device.type == "cuda" else SMALL, out / "latency.jsonl", rows_hash()
+    rows = {unit_of(row): row for row in stored_rows(file) if row["code"] == code}  # of a unit the last one
+    # What failed, or was not finished, is tried again, but last: it keeps no other row from being measured.
+    todo = sorted((unit for unit in units(scale) if "error" in rows.get(unit, "error")), key=rows.__contains__)
+    if todo:
+        timer = LatencyTimer(device, scale)
+    for number, unit in enumerate(todo):
+        if monotonic() + ROW_SECONDS > deadline:
+            print(f"{len(todo) - number} rows are left for the next run of the same command")
+            break
+        begun = {**dict(zip(UNIT, unit, strict=True)), "code": code}
+        append_row(file, begun | {"error": "not finished"})
+        row = rows[unit] = begun | timer.row(*unit)
+        append_row(file, row)
+        write_text(out / "latency.md", report(hardware_name(device), list(rows.values())))
+        print({key: row[key] for key in PRINTED if key in row}, flush=True)
+        if "error" in row and not still_works(device):
+            raise InputError(
+                f"the device computes nothing after an error of {row['drafter']} ({row['mode']}: {row['error']}); run "
+                "the same command again, which measures the other rows first"
+            )
+    print(report(hardware_name(device), list(rows.values())))
+
+
+def append_row(file: Path, row: dict[str, Any]) -> None:
+    with file.open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
+def rows_hash() -> str:
+    """Return a hash of all that rows depend on besides the machine: sources, configs and torch."""
+    digest = hashlib.sha256(f"{code_hash()} {torch.__version__}".encode())
+    configs = sorted((REPOSITORY / "configs").rglob("*.yaml"))
+    for file in [*(REPOSITORY / source for source in SOURCES), *configs]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def still_works(device: torch.device) -> bool:
+    """Return whether the device computes: after an illegal access or an assertion a process has lost it."""
+    try:
+        return int(torch.ones(2, device=device).sum()) == 2
+    except RuntimeError:
+        return False
+
+
+def units(scale: Scale) -> Iterator[tuple[str, int, str]]:
+    for mode in scale.modes:
+        for context in scale.contexts:
+            for drafter in [AUTOREGRESSIVE, *DRAFTERS]:
+                yield mode, context, drafter
+
+
+def unit_of(row: dict[str, Any]) -> tuple[str, int, str]:
+    return row["mode"], row["context"], row["drafter"]
+
+
+def stored_rows(file: Path) -> list[dict[str, Any]]:
+    """Return the complete rows of a file; a killed run may leave half a line, which is cut off."""
+    if not file.is_file():
+        return []
+    text = file.read_text()
+    complete = text[: text.rfind("\n") + 1]
+    if complete != text:
+        write_text(file, complete)
+    return [json.loads(line) for line in complete.splitlines()]
+
+
+class LatencyTimer:
+    """One base on the device, and measurements of one drafter at a time."""
+
+    def __init__(self, device: torch.device, scale: Scale) -> None:
+        self.scale = scale
+        self.config = compose_config(
+            "evaluate", *scale.base, "benchmark=latency", f"decoding.nodes={scale.tree}", f"device={device}"
+        )
+        self.base = load_base(self.config, {})
+        self.compiled_forward: Any = None
+
+    def row(self, mode: str, context: int, drafter: str) -> dict[str, Any]:
+        """Return the costs of a drafter; of autoregression also v(n)."""
+        static, compiled = MODES[mode]
+        self.renew_shapes(static, compiled)
+        alone = drafter == AUTOREGRESSIVE
+        nodes = (self.scale.compiled_nodes if compiled else self.scale.nodes) if alone else (1,)
+        benchmark = LatencyBenchmark(
+            "latency", [], [context], nodes, passes=self.scale.passes, repeats=self.scale.repeats, tau={}
+        )
+        names = dict.fromkeys((AUTOREGRESSIVE, drafter))
+        try:
+            drafters = {name: random_drafter(name, self.base) for name in names}
+            settings = instantiate(self.config.decoding)
+            measured = measure_contexts(self.base, drafters, settings, benchmark, self.config.seed)
+        except Exception as error:  # of any kind, as compilers have; the other drafters are measured all the same
+            return {"error": first_line(error)}
+        (read,), row = measured["reads"], measured["drafters"][-1]
+        return {
+            **{key: row[key] for key in ("tree_nodes", "c", "c_head", "c_search", "v", "o", "time")},
+            "seconds_step": read["seconds_step"],
+            # Of the whole step, not of the forward pass alone.
+            "utilization": row["roof_share"] * row["v"] / (row["c"] + row["v"] + row["o"]),
+            "machine": measured["machine"],
+            **self.execution(drafters[drafter], settings),
+            **(
+                {"v_by_nodes": read["v"], "v64": read["v"].get("64"), "seconds_prefill": read["seconds_prefill"]}
+                if alone
+                else {}
+            ),
+        }
+
+    def renew_shapes(self, static: bool, compiled: bool) -> None:
+        """Drop the graphs and caches of the row before, which hold memory; keep compiled code."""
+        self.base.static_shapes = None
+        gc.collect()  # drafters, decoders and closures refer to each other
+        if self.base.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.base.static_shapes = shapes = StaticShapes.of(static, compiled)
+        if shapes is not None and compiled:
+            shapes.compiled_forward = self.compiled_forward = self.compiled_forward or shapes.compiled_forward
+
+    def execution(self, drafter: Any, settings: DecodingSettings) -> dict[str, Any]:
+        """Return how the steps of a drafter ran, and whether all of the row were captured.
+
+        They are also those of autoregression, which it is measured against, and of the trees of v(n).
+        """
+        shapes, reads = self.base.static_shapes, self.base.execution_mode
+        if shapes is not None and not uses_fixed_shapes(self.base, drafter, settings):
+            return {"reads": f"eager, exact shapes ({why_not_captured(drafter)})", "captured": False}
+        captured = shapes is not None and shapes.capture_error is None and can_capture(self.base.device)
+        return {"reads": reads, "captured": captured}
+
+
+if __name__ == "__main__":
+    run_cli("gpu", main)
