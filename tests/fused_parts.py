@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from launches import LaunchCount
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ctcdraft.fused import Operation, has_triton
 
 ON_GPU = torch.cuda.is_available()
-needs_triton = pytest.mark.skipif(
-    not has_triton() or os.environ.get("TRITON_INTERPRET") != "1",
-    reason="no triton here, or a GPU, where its kernels are not interpreted",
-)
+
+
+def why_not_interpreted() -> str | None:
+    """Return why kernels cannot be interpreted and counted here; None where they can."""
+    if not has_triton() or os.environ.get("TRITON_INTERPRET") != "1":
+        return "no triton here, or a GPU, where its kernels are not interpreted"
+    if tuple(map(int, (number := import_module("triton").__version__).split(".")[:2])) < (3, 7):
+        return f"triton {number} does not interpret with the numpy of today; 3.7 does"
+    try:
+        import_module("triton.runtime.interpreter").GridExecutor  # noqa: B018
+        import_module("torch.utils._python_dispatch")._disable_current_modes  # noqa: B018
+    except (ImportError, AttributeError) as error:  # private names
+        return f"kernels cannot be counted with this torch or triton: {error}"
+    return None
+
+
+needs_triton = pytest.mark.skipif(why_not_interpreted() is not None, reason=str(why_not_interpreted()))
 # For `check_operation`, which compiles the kernels where there is a GPU.
 runs_kernels = pytest.mark.gpu if ON_GPU else needs_triton
 
 
 def count_kernels(function: Callable[[], Any]) -> int:
     """Return the launches of a function: interpreted kernels, and operations of torch."""
+    from torch.utils._python_dispatch import _disable_current_modes
     from triton.runtime.interpreter import GridExecutor
 
     kernels, run = [], GridExecutor.__call__

@@ -31,7 +31,8 @@ from benchmarks.simulated.stream import STREAM, DeviceModule, Event, Generator
 from benchmarks.simulated.tensor import NAME, PINNED, copy_from, execute, is_pinned
 
 aten = torch.ops.aten
-SETUP = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+HOOKS: Any = getattr(getattr(torch._C, "_acc", None), "PrivateUse1Hooks", None)  # private names, absent in older torch
+SETUP = HOOKS and getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
 UNSUPPORTED = f"torch {torch.__version__} cannot register a backend from Python"  # the reason of skipped tests
 # torch would allocate their results empty and resize them, which these tensors cannot follow.
 FACTORIES = (
@@ -58,7 +59,7 @@ def device() -> torch.device:
 
 
 def make_hooks() -> Any:
-    class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[name-defined, misc]
+    class Hooks(HOOKS):
         # Not available outside `active`, or other code of the process would take it for the accelerator to use.
         def is_available(self) -> bool:
             return bool(ACTIVE)
