@@ -10,6 +10,7 @@ as one call; a test counts the kernels of each under Triton's interpreter and co
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from ctcdraft.errors import first_line
 
 LIBRARY = torch.library.Library("ctcdraft", "DEF")
 OPERATIONS: dict[str, Operation] = {}
@@ -35,11 +39,12 @@ class Operation:
         return getattr(torch.ops.ctcdraft, self.definition.__name__).default(*args)
 
     def launch(self, *args: Any) -> Any:
-        """Run the kernels."""
-        return getattr(import_module(self.module), self.definition.__name__)(*args)
+        """Run the kernels, on the device of the first tensor: Triton takes the current one."""
+        with torch.cuda.device_of(next(one for one in args if isinstance(one, Tensor))):
+            return getattr(import_module(self.module), self.definition.__name__)(*args)
 
     def on_cuda(self, *args: Any) -> Any:
-        return (self.launch if has_triton() else self.definition)(*args)
+        return (self.launch if runs_triton() else self.definition)(*args)
 
 
 def fused(module: str, launches: int, writes: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Operation]:
@@ -61,6 +66,19 @@ def fused(module: str, launches: int, writes: tuple[str, ...] = ()) -> Callable[
 def has_triton() -> bool:
     # It comes with CUDA builds of torch only, so its kernels are imported at their first use.
     return find_spec("triton") is not None
+
+
+@cache
+def runs_triton() -> bool:
+    """Return whether kernels of Triton can be built and run here: that takes a C compiler, too."""
+    if not has_triton():
+        return False
+    try:
+        import_module("ctcdraft.triton_probe").probe(torch.device("cuda"))
+    except Exception as error:  # of many kinds, by what is missing
+        warnings.warn(f"no kernels of Triton here ({first_line(error)}): PyTorch runs in their place", stacklevel=2)
+        return False
+    return True
 
 
 def block(count: int, smallest: int = 16) -> int:

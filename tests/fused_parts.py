@@ -54,11 +54,14 @@ def count_kernels(function: Callable[[], Any]) -> int:
 
 
 def copies(args: Sequence[Any], device: str) -> list[Any]:
-    """Return copies of an operation's arguments, in the same memory layout."""
-    return [
-        one.clone(memory_format=torch.preserve_format).to(device) if isinstance(one, torch.Tensor) else one
-        for one in args
-    ]
+    """Return copies of an operation's arguments, with the same strides."""
+
+    def copy(one: torch.Tensor) -> torch.Tensor:
+        if 0 in one.stride():  # expanded: several elements in one place, which cannot be copied to
+            return one.clone().to(device)
+        return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device).copy_(one)
+
+    return [copy(one) if isinstance(one, torch.Tensor) else one for one in args]
 
 
 @torch.inference_mode()

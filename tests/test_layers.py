@@ -23,6 +23,7 @@ LAYERS = (  # lowest first; folders of one layer do not import each other
         "machine_code",
         "array_kernels",
         "fused",
+        "triton_probe",
     ),
     ("decoding", "ctc", "nn"),
     ("models",),
@@ -44,6 +45,7 @@ HEAVY = {
     "triton": {
         *(f"ctc/triton_{part}.py" for part in ("conditioned", "factors", "prefix", "selection")),
         *("decoding/triton_step.py", "drafters/trees/triton_levels.py", "nn/triton_block.py"),
+        "triton_probe.py",
     },
     "wandb": {"training/loggers.py"},
 }

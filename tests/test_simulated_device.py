@@ -34,6 +34,12 @@ def index(x_23, position=0):
     return torch.full((), position, dtype=torch.int64, device=x_23.device)
 
 
+def attended(x_23, dtype, width):
+    """Attention to keys made by a launch, under a mask made by a launch."""
+    keys, mask = x_23.new_zeros(1, 1, width, 3), torch.ones(2, width, dtype=dtype, device=x_23.device)
+    return torch.nn.functional.scaled_dot_product_attention(x_23[None, None], keys, keys, mask)
+
+
 COUNTED = {  # operation -> launches, transfers, synchronisations
     "elementwise": (lambda x: x + x, (1, 0, 0)),
     "host scalar": (lambda x: x * torch.tensor(2.0), (1, 0, 0)),
@@ -42,6 +48,12 @@ COUNTED = {  # operation -> launches, transfers, synchronisations
     "zeros": (lambda x: torch.zeros(3, device=x.device), (1, 0, 0)),
     "cat": (lambda x: torch.cat([x, x]), (1, 0, 0)),
     "linear": (lambda x: torch.nn.functional.linear(x, x), (1, 0, 0)),
+    "bias": (lambda x: torch.addmm(x[0], x[:, :2], x), (1, 0, 0)),
+    "matrix and product": (lambda x: torch.addmm(x, x[:, :2], x), (2, 0, 0)),
+    "product in place": (lambda x: x.addmm_(x[:, :2].clone(), x.clone()), (3, 0, 0)),
+    "attention": (lambda x: attended(x, torch.float32, 16), (3, 0, 0)),
+    "under truth values": (lambda x: attended(x, torch.bool, 16), (5, 0, 0)),
+    "of an odd width": (lambda x: attended(x, torch.float32, 15), (5, 0, 0)),
     "slice fill": (lambda x: x[0].__setitem__(slice(2), 1.0), (1, 0, 0)),
     "masked fill": (lambda x: x.__setitem__(x > 1, 0.0), (2, 0, 0)),
     "device index": (lambda x: x[torch.zeros(2, dtype=torch.int64, device=x.device)], (2, 0, 0)),
@@ -251,8 +263,8 @@ def test_captured_steps_decode_as_on_the_cpu(worlds, captures, name, temperature
 
 # Launches of a step beside the base's layers, 16 nodes: with kernels, and with searches in PyTorch where there are any.
 BUDGETS = {
-    "autoregressive": (6,), "ctc": (37, 300), "ctc_gru": (110, 606), "transducer": (94, 713), "medusa": (38,),
-    "blockwise": (34,), "hydra": (41,), "eagle_static": (106,), "eagle_dynamic": (127,), "draft_model": (397,),
+    "autoregressive": (6,), "ctc": (41, 304), "ctc_gru": (121, 617), "transducer": (98, 717), "medusa": (38,),
+    "blockwise": (34,), "hydra": (41,), "eagle_static": (122,), "eagle_dynamic": (151,), "draft_model": (397,),
     "draft_model_dynamic": (409,),
 }  # fmt: skip
 

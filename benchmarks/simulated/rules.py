@@ -51,9 +51,28 @@ def definition_of(op: Any) -> Any:
     return OPERATIONS[name].definition if op.namespace == "ctcdraft" and name in IN_TORCH else None
 
 
-def number_of_launches(op: Any) -> int:
+def number_of_launches(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     name = op.overloadpacket.__name__
-    return OPERATIONS[name].launches if op.namespace == "ctcdraft" else LAUNCHES.get(name, 1)
+    if op.namespace == "ctcdraft":
+        return OPERATIONS[name].launches
+    if name == "scaled_dot_product_attention":
+        mask = attention_mask(args, kwargs)
+        # A mask of truth values is converted: a fill, a choice. One of other widths is copied: a fill, a copy.
+        return 1 if mask is None else 1 + 2 * (mask.dtype == torch.bool) + 2 * (mask.shape[-1] % 16 > 0)
+    if name == "addmm" and args[0].dim() == 2:
+        return 2  # a matrix is copied first; the product adds to the copy, or a bias as it is
+    return LAUNCHES.get(name, 1)
+
+
+def attention_mask(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    return args[3] if len(args) > 3 else kwargs.get("attn_mask")
+
+
+def is_composite(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether an accelerator has a kernel for a composite operation, where it is one."""
+    if name == "scaled_dot_product_attention" and args[0].shape[1] != args[1].shape[1]:
+        return attention_mask(args, kwargs) is None  # masked grouped queries are refused by all fast kernels
+    return name in COMPOSITE_LAUNCHES
 
 
 def allocates(op: Any) -> bool:

@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmarks.simulated.records import cause_of, record
 from benchmarks.simulated.rules import (
-    COMPOSITE_LAUNCHES,
     allocates,
     definition_of,
     host_operands,
+    is_composite,
     is_copied,
     number_of_launches,
     waits_for,
@@ -99,7 +99,7 @@ def execute(op: Any, *args: Any, **kwargs: Any) -> Any:
         return to_host(*args, **kwargs)
     if (definition := definition_of(op)) is not None:
         return definition(*args, **kwargs)
-    if name not in COMPOSITE_LAUNCHES:
+    if not is_composite(name, args, kwargs):
         # In inference mode torch leaves it to the tensor to take composite operations apart.
         composed = op.decompose(*args, **kwargs)
         if composed is not NotImplemented:
@@ -135,7 +135,7 @@ def compute(op: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Seque
     # What shares the memory of an input is a view; an empty result launches nothing.
     new = [each for each in outputs if each.numel() and each.untyped_storage()._cdata not in inputs]
     if (op._schema.is_mutable or new) and not allocates(op):
-        record("launches", cause_of(op.overloadpacket.__name__), number_of_launches(op))
+        record("launches", cause_of(op.overloadpacket.__name__), number_of_launches(op, host_args, host_kwargs))
         if STREAM.capture is not None:
             STREAM.capture.add_operation(op, host_args, host_kwargs, outputs, new)
     if any(tensor.shape != value.shape for tensor, value in zip(tensors, values, strict=True)):

@@ -20,6 +20,8 @@ class KVCache(transformers.Cache):
     capacity: rows to allocate, rounded up to ALLOCATION_STEP; the buffers grow on demand.
     """
 
+    fixed_shapes = False
+
     def __init__(self, layers: int, capacity: int, zeroed: bool = False) -> None:
         super().__init__(layers=[])
         # Static shapes need zeros: masked rows are still multiplied by 0, and uninitialised memory may hold NaN.

@@ -115,6 +115,15 @@ def uses_fixed_shapes(base: Any, drafter: Any, settings: DecodingSettings) -> bo
     return base.static_shapes is not None and settings.verify is match and not why_not_captured(drafter)
 
 
+def step_execution(base: Any, drafter: Any, settings: DecodingSettings) -> str:
+    """Return how decoding steps of a drafter run, for a report: "exact shapes (its drafts need the host)"."""
+    if uses_fixed_shapes(base, drafter, settings):
+        return base.static_shapes.execution_mode(base.device, drafter)
+    if base.static_shapes is None:
+        return "exact shapes"
+    return f"exact shapes ({why_not_captured(drafter) or 'its verifier needs the host'})"
+
+
 def why_not_captured(drafter: Any) -> str | None:
     """Return why a drafter's steps cannot have fixed shapes; None where they can."""
     reason = getattr(drafter, "why_not_captured", "its drafts need the host")
@@ -174,8 +183,11 @@ class Context:
         """Return the row of the newest token, [B, 1, X]."""
         return x_BKX[:, -1:]
 
-    def new_cache(self, layers: int, rows: int) -> KVCache:
-        """Return an empty cache for a drafter's memory of this text, with so many rows beyond it."""
+    def new_cache(self, layers: int, rows: int, positions: int | None = None) -> KVCache:
+        """Return an empty cache for a drafter's memory of this text, with so many rows beyond it.
+
+        positions: position ids of the drafter (None: those of the base), which only fixed shapes can exceed.
+        """
         return KVCache(layers, capacity=len(self.tokens_L) + self.remaining_tokens + rows)
 
     @property

@@ -22,7 +22,7 @@ class StaticContext:
     count_1: Tensor | None  # None: all, in the first draft of a text
     last_1: Tensor  # count_1 - 1
     nodes: int
-    new_cache: Callable[[int, int], StaticCache]  # (layers, rows beyond the text)
+    new_cache: Callable[..., StaticCache]  # (layers, rows beyond the text, position ids of the drafter)
     logits_processor: LogitsProcessor = unwarped_log_probs
     min_path_prob: float = 0.0
     tokens_L: Tensor | None = None  # the whole text, in its first draft

@@ -19,7 +19,7 @@ from ctcdraft.decoding.loop import Drafter, commit
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, GenerationResult
 from ctcdraft.decoding.static_cache import StaticCache
 from ctcdraft.decoding.static_context import StepReport
-from ctcdraft.decoding.static_step import StaticDecoder, Watch
+from ctcdraft.decoding.static_step import StaticDecoder, Watch, can_capture
 from ctcdraft.errors import InputError
 
 MAX_DECODERS = 64  # drafters and settings whose memory and graphs are kept
@@ -53,30 +53,42 @@ class StaticShapes:
     @property
     def capture_error(self) -> str | None:
         """Why a step could not be captured; None where all were."""
-        return next((one.capture_error for one in self.decoders.values() if one.capture_error), None)
+        return self.error_of(None)
 
-    def execution_mode(self, device: torch.device) -> str:
-        """Return how steps run, for a report: "compiled and captured, fixed shapes"."""
+    def error_of(self, drafter: Drafter | None) -> str | None:
+        """Return why a step could not be captured; None where all were. drafter: None for all."""
+        decoders = [one for one in self.decoders.values() if drafter is None or one.drafter is drafter]
+        return next((one.capture_error for one in decoders if one.capture_error), None)
+
+    def execution_mode(self, device: torch.device, drafter: Drafter | None = None) -> str:
+        """Return how steps run, for a report: "compiled and captured, fixed shapes". drafter: None for all."""
         modes = ["compiled"] if self.compiled else []
-        if device.type == "cuda":
-            modes.append("captured" if self.capture_error is None else f"not captured ({self.capture_error})")
+        if can_capture(device):
+            error = self.error_of(drafter)
+            modes.append("captured" if error is None else f"not captured ({error})")
         return f"{' and '.join(modes) or 'eager'}, fixed shapes"
 
-    def decoder(self, base: Any, drafter: Drafter, settings: DecodingSettings, rows: int) -> StaticDecoder:
-        """Return the decoder of a drafter for texts of so many rows."""
+    def reserve(self, base: Any, settings: DecodingSettings, rows: int) -> StaticCache:
+        """Return the cache, with room for texts of so many rows; one that grows drops all graphs."""
         rows += 2 * settings.nodes  # the tree of the step that is one too many, and that before it
         if self.cache is None or self.cache.capacity < rows:
             # Doubled, so that it seldom grows: graphs are captured with the memory they read.
             self.decoders.clear()
             capacity = max(rows, 0 if self.cache is None else 2 * self.cache.capacity)
             self.cache = StaticCache(base.lm.config.num_hidden_layers, capacity, base.context_length, base.device)
+        return self.cache
+
+    def decoder(self, base: Any, drafter: Drafter, settings: DecodingSettings, rows: int) -> StaticDecoder:
+        """Return the decoder of a drafter for texts of so many rows."""
+        cache = self.reserve(base, settings, rows)
+        settings = replace(settings, max_new_tokens=1)  # steps are the same whatever the length limit
         key = id(drafter), settings
-        if key not in self.decoders:
+        if (decoder := self.decoders.pop(key, None)) is None:
             if len(self.decoders) == MAX_DECODERS:
-                del self.decoders[next(iter(self.decoders))]
-            longest = min(settings.nodes, getattr(drafter, "frames", 0) + 1)
-            self.decoders[key] = StaticDecoder(base, drafter, settings, self.cache, longest)
-        return self.decoders[key]
+                del self.decoders[next(iter(self.decoders))]  # the least recently used one
+            decoder = StaticDecoder(base, drafter, settings, cache)
+        self.decoders[key] = decoder
+        return decoder
 
     @torch.inference_mode()
     def prepare(self, base: Any, drafter: Drafter, prompt_L: Tensor, settings: DecodingSettings) -> None:

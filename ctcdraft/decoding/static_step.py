@@ -11,20 +11,21 @@ On a CPU the same operations run one by one, as a proof that they compute what e
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.loop import Drafter, prefill
+from ctcdraft.decoding.loop import Drafter, prefill, refuse_over_budget
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_cache import StaticCache
 from ctcdraft.decoding.static_context import StaticContext
 from ctcdraft.decoding.step_operations import COUNTS, commit_matches
 from ctcdraft.decoding.verification import sample_base_tokens
-from ctcdraft.errors import first_line
+from ctcdraft.errors import InputError, first_line
 
 ROW_STEP = 256  # attention sees a multiple of so many rows, so that few graphs serve a growing text
 Watch = Callable[[str, Callable[[], Any]], Any]  # called with a part's name and its function
@@ -35,15 +36,13 @@ class StaticDecoder:
 
     Args:
         cache: of the base; decoders may share it, as there is one text at a time.
-        longest: most tokens that a step commits.
     """
 
-    def __init__(
-        self, base: Any, drafter: Drafter, settings: DecodingSettings, cache: StaticCache, longest: int
-    ) -> None:
+    def __init__(self, base: Any, drafter: Drafter, settings: DecodingSettings, cache: StaticCache) -> None:
         self.base, self.settings, self.cache = base, settings, cache
         self.drafter: Any = drafter
-        self.device, self.longest = base.device, longest
+        self.device = base.device
+        self.longest = longest = min(settings.nodes, getattr(drafter, "frames", 0) + 1)  # tokens that a step commits
         self.capture_error: str | None = None  # set when a capture failed; from then on all steps are eager
         self.keeps_states = getattr(drafter, "uses_hidden_states", True)
         numbers = {"dtype": torch.int64, "device": self.device}
@@ -100,12 +99,16 @@ class StaticDecoder:
             process,
         )
 
-    def draft_cache(self, layers: int, rows: int) -> StaticCache:
-        """Return an empty cache for a drafter's memory: in every text the same ones, in the order of being asked."""
+    def draft_cache(self, layers: int, rows: int, positions: int | None = None) -> StaticCache:
+        """Return an empty cache for a drafter's memory: in every text the same ones, in the order of being asked.
+
+        positions: position ids of the drafter; None: those of the base.
+        """
         if self._next_cache == len(self.draft_caches):
             capacity = self.cache.capacity + rows
-            cache = StaticCache(layers, capacity, self.base.context_length + rows, self.device)
-            self.draft_caches.append((cache, rows))
+            cache = StaticCache(layers, capacity, positions or self.base.context_length, self.device)
+            # Fast kernels copy a mask into one whose rows are a multiple of 16 where they are not.
+            self.draft_caches.append((cache, -(-rows // 16) * 16))
         self._next_cache += 1
         return self.draft_caches[self._next_cache - 1][0]
 
@@ -119,12 +122,13 @@ class StaticDecoder:
         steps = {"draft": lambda: self.draft(first or self.context()), "read": self.read, "commit": self.commit}
         eager = first is not None or self.capture_error is not None or not can_capture(self.device)
         parts = steps if watch else {"step": lambda: [step() for step in steps.values()]}
-        for part, function in parts.items():
-            replay = function if eager else self.replay_of((part, self.cache.visible), function)
-            if watch is None:
-                replay()
-            else:
-                watch(part, replay)
+        with on_device(self.device):
+            for part, function in parts.items():
+                replay = function if eager else self.replay_of((part, self.cache.visible), function)
+                if watch is None:
+                    replay()
+                else:
+                    watch(part, replay)
 
     def see_rows(self, rows: int) -> None:
         """Let attention see so many rows."""
@@ -135,6 +139,13 @@ class StaticDecoder:
     def draft(self, context: StaticContext) -> None:
         # None: drafters that sample their tokens have no fixed shapes.
         self.drafted, self.memory = self.drafter.draft(context, self.memory, None)
+        # Here, as kernels write behind their buffers without complaint. Both numbers are on the host.
+        refuse_over_budget(self.drafter, self.settings.nodes, "nodes", len(self.drafted))
+        if self.drafted.height >= self.longest:
+            raise InputError(
+                f"{type(self.drafter).__name__} drafted a tree of depth {self.drafted.height} where steps of fixed "
+                f"shapes have room for {self.longest - 1}; its attribute `frames` must be the depth of its deepest tree"
+            )
 
     def read(self) -> None:
         self.output = self.base.read_tree(self.drafted, self.cache)
@@ -157,9 +168,10 @@ class StaticDecoder:
         if key not in self.graphs:
             try:
                 self.graphs[key] = self.capture(function)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, InputError):
                 raise
-            except RuntimeError as error:  # a base or drafter that synchronises with the host cannot be captured
+            # A base or drafter that synchronises with the host cannot be captured; and Triton has errors of its own.
+            except Exception as error:
                 self.capture_error = first_line(error)
                 return function
         return self.graphs[key].replay
@@ -183,6 +195,11 @@ class StaticDecoder:
 
 def can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a CUDA device is the current one, whose streams graphs are captured and replayed on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def capture_graph(function: Callable[[], Any]) -> Any:

@@ -96,8 +96,8 @@ class DraftModel(SequentialDrafter):
             # It has read the text but for the newest tokens: draft tokens are dropped after every draft.
             if memory is not None:
                 return DraftModelStepFunction(self, context, context.new_tokens_K, memory.cache)
-            rows = context.nodes * self.frames
-            return DraftModelStepFunction(self, context, context.tokens_L, context.new_cache(self.lm.layers, rows))
+            cache = context.new_cache(self.lm.layers, context.nodes * self.frames, self.lm.context_length)
+            return DraftModelStepFunction(self, context, context.tokens_L, cache)
         memory = memory or self.empty_memory(context)
         memory.cache.crop(memory.common_length(context.tokens_L))
         return DraftModelStepFunction(self, context, context.tokens_L[memory.cache.length :], memory.cache)

@@ -88,7 +88,7 @@ class Eagle(SequentialDrafter):
         # Cache row t is computed from h[t] and x[t+1]; the newest row has the root.
         if memory is None:
             # With rows for the draft tokens of a tree, which `release` drops.
-            memory = context.new_cache(1, context.nodes * self.frames)
+            memory = context.new_cache(1, context.nodes * self.frames, self.block.rotary.positions)
         states_BLD, tokens_BL = context.new_states_KD[None], context.new_tokens_K[None]
         new = memory.append(tokens_BL.shape[1], tokens_BL.device, count_1=context.count_1)
         inputs_BLD = self.fuse_inputs(tokens_BL, states_BLD)

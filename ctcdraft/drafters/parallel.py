@@ -127,7 +127,7 @@ class ParallelDrafter(DraftHead):
     def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         if memory is None and self.body.layers:
             # The frames of a draft take cache rows too, behind those of the text, and so does the root.
-            memory = context.new_cache(self.body.layers, self.frames + 1)
+            memory = context.new_cache(self.body.layers, self.frames + 1, self.body.rotary.positions)
         emissions = self.emit(context, memory)
         return self.build_tree(emissions.logits(), emissions.start_BAR, 0, context, rng), memory
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding.loop import step_execution
 from ctcdraft.distributed import Shard
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.tree_policy import AdaptivePolicy
@@ -196,6 +197,7 @@ class Evaluation:
             "adaptive": name in self.predicted,
             "draft_parameters": contestant.parameters,
             "c_least": least and least.least_c,
+            "steps": self.step_execution(name),
             "hardware": hardware_name(setup.base.device),
             "dtype": str(setup.base.dtype).removeprefix("torch."),
             "fingerprint": contestant.fingerprint,
@@ -203,6 +205,13 @@ class Evaluation:
             "quantised_since": was_quantized_since(contestant.fingerprint, setup.base.fingerprint()),
             "other_kernels": isinstance(contestant.drafter, StockGenerate) and contestant.drafter.uses_other_kernels,
         }
+
+    def step_execution(self, name: str) -> str | None:
+        """Return how a contestant's decoding steps run; None where they are not those of our loop."""
+        drafter = self.setup.contestants[name]
+        if isinstance(drafter, StockGenerate):
+            return None
+        return step_execution(self.setup.base, drafter, self.setup.settings_of(name))
 
     def guarantee(self, name: str, answers: Iterable[Answer]) -> str:
         """Return what decoding promises relative to autoregression, as the `owes` field of report.json."""

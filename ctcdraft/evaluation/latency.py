@@ -63,7 +63,7 @@ class LatencyBenchmark:
 
     def usable_contexts(self, base: BaseLM, settings: DecodingSettings) -> list[int]:
         """Return the contexts that leave positions for the decoding steps and for the largest tree."""
-        needed = max(*self.nodes, self.passes + settings.nodes)
+        needed = max(*self.nodes, self.passes + 1 + settings.nodes)
         usable = [context for context in self.contexts if context + needed <= base.context_length]
         if not usable:
             raise InputError(
@@ -131,7 +131,7 @@ def median_full_passes(
 ) -> tuple[dict[str, PhaseTimes], dict[str, float]]:
     """Return the median repeat of every drafter, by seconds per step, and its trees' mean number of nodes."""
     # Room for a whole tree after the last step: trees are cut at the end of an answer, so most of a few steps would be.
-    roomy = replace(settings, max_new_tokens=latency.passes + settings.nodes)
+    roomy = replace(settings, max_new_tokens=latency.passes + 1 + settings.nodes)
     runs: dict[str, list[PhaseTimes]] = {name: [] for name in drafters}
     nodes: dict[str, float] = {}
     for _ in range(latency.repeats + 1):

@@ -34,10 +34,10 @@ DEFINITIONS = {  # printed below the tables of a report
     "speedup_decode": "speedup without prefill and first token",
     "speedup_paper": "the paper's gamma: mean per-question tokens/s over autoregression's",
     "ci": "95 % paired bootstrap over questions",
-    "c, v, o": "time per pass of drafting (with tree building), of reading the tree, and of all else (verify, keep, "
-    "other), in units of one autoregressive step of the same profiling run",
+    "c, v, o": "time per pass, an answer's first one left out, of drafting (with tree building), of reading the tree, "
+    "and of all else (verify, keep, other), in units of one autoregressive step of the same profiling run",
     "c_least": "lower bound of c from bytes: weights of a draft, each read once, / weights of a step of the base",
-    "time": "seconds per pass in the profiling run; prefill: seconds per answer",
+    "time": "seconds per pass in the profiling run, the first left out; prefill: seconds per answer",
     "predicted": "tau / (c + v + o), to be compared with speedup_decode",
     "roof_share": "memory-bandwidth utilization: bytes of weights and KV read per pass / measured copy bandwidth / "
     "measured seconds of the forward pass; above 1 if the weights fit into the processor's cache",

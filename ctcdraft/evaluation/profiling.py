@@ -2,6 +2,7 @@
 
 The decoding loop contains no clocks. For profiling, each object it calls is replaced by a proxy that times some of its
 methods; time outside of them is `other`. Reported speeds never come from profiled runs, which synchronise more often.
+The first step of an answer is left out: its draft reads the whole prompt, and in fixed shapes it is not captured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.loop import Drafter, generate, uses_fixed_shapes
-from ctcdraft.decoding.settings import DecodingSettings, GenerationResult
+from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, GenerationResult
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 PASS_PARTS = ("draft", "tree", "read", "verify", "keep", "other")
@@ -31,7 +32,7 @@ class PhaseTimes:
     """Totals of one contestant."""
 
     seconds: dict[str, float]  # by part, and of the prefill
-    passes: int
+    passes: int  # that were timed, all but an answer's first
     answers: int
     kv_bytes: int  # of keys and values that were read
 
@@ -42,7 +43,7 @@ class PhaseTimes:
 
     @property
     def seconds_per_pass(self) -> float:
-        """Return the mean seconds of one decoding step, without the prefill."""
+        """Return the mean seconds of one decoding step, without the prefill and the first step."""
         return sum(self.seconds[part] for part in PASS_PARTS) / self.passes
 
 
@@ -78,15 +79,23 @@ class Stopwatch:
         self.device = device
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._open_parts: list[str] = []
-        self._last_switch = 0.0
-        self._started = False  # before the first draft it is the prefill, which the loop times as a whole
+        self._last_switch = self._began = 0.0
+        self._steps = 0  # before the first it is the prefill, which the loop times as a whole
 
-    def timed(self, part: str, function: Callable, starts: bool = False) -> Callable:
-        """Return `function` with its time counted for `part`; with `starts`, its first call starts the stopwatch."""
+    @property
+    def steps(self) -> int:
+        """The steps that were timed, all but the first."""
+        return max(self._steps - 1, 0)
+
+    def timed(self, part: str, function: Callable, is_first: bool = False) -> Callable:
+        """Return `function` with its time counted for `part`. is_first: a step begins with it."""
 
         def clocked(*args: Any, **kwargs: Any) -> Any:
-            self._started |= starts
-            if not self._started:
+            self._steps += is_first
+            if is_first and self.steps == 1:
+                self._book_time()
+                self._began = self._last_switch
+            if not self.steps:
                 return function(*args, **kwargs)
             self._book_time()
             self._open_parts.append(part)
@@ -97,6 +106,13 @@ class Stopwatch:
                 self._open_parts.pop()
 
         return clocked
+
+    def stop(self) -> dict[str, float]:
+        """Return the seconds of all parts since the first timed step began."""
+        self._book_time()
+        seconds = {part: self.seconds[part] for part in PASS_PARTS}
+        total = self._last_switch - self._began if self.steps else 0.0
+        return seconds | {"other": max(total - sum(seconds.values()), 0.0)}
 
     def _book_time(self) -> None:
         """Add the time since the last switch to the part that was running."""
@@ -141,7 +157,7 @@ class TimedDrafter:
         if hasattr(drafter, "frame_tree"):
             drafter = copy.copy(drafter)  # shallow: weights are shared, the original keeps its tree builder
             drafter.__dict__["frame_tree"] = watch.timed("tree", drafter.frame_tree)
-        self.draft = watch.timed("draft", drafter.draft, starts=True)
+        self.draft = watch.timed("draft", drafter.draft, is_first=True)
 
 
 def profile_answer(
@@ -164,56 +180,59 @@ def profile_generation(
     seed: int,
     steps: int | None = None,
 ) -> tuple[PhaseTimes, GenerationResult]:
-    """Decode one answer, or so many steps without regard to EOS tokens; return the times of its phases, too."""
+    """Decode one answer; return the times of its phases, too.
+
+    steps: time so many steps, after a first one and without regard to EOS tokens.
+    """
     stops = base.stop_token_ids if steps is None else frozenset[int]()
+    limit = None if steps is None else steps + 1
     if uses_fixed_shapes(base, drafter, settings):
         return profile_fixed_shapes(base, drafter, prompt_L, settings, stops, seed, steps)
     stopwatch = Stopwatch(base.device)
     timed_base = TimedBase(base, stopwatch)
     timed_settings: Any = TimedProxy(settings, stopwatch, process_logits="verify", verify="verify")
     timed = TimedDrafter(drafter, stopwatch)
-    generation = generate(timed_base, timed, prompt_L, timed_settings, stops, seed, steps)
-    seconds = {part: stopwatch.seconds[part] for part in PASS_PARTS}
-    seconds["other"] = generation.seconds_decode - sum(seconds.values())
-    seconds["prefill"] = generation.seconds_prefill
+    generation = generate(timed_base, timed, prompt_L, timed_settings, stops, seed, limit)
+    seconds = stopwatch.stop() | {"prefill": generation.seconds_prefill}
     row_bytes = timed_base.cache.bytes_held() // timed_base.cache.length
     del timed_base.cache.keep_path  # a reference cycle that would keep the cache rows, which the next text may need
-    kv_bytes = row_bytes * kv_rows_read(len(prompt_L), generation)
-    return PhaseTimes(seconds, len(generation.passes), 1, kv_bytes), generation
+    kv_bytes = row_bytes * sum(kv_rows_read(len(prompt_L), generation.passes)[1:])
+    return PhaseTimes(seconds, stopwatch.steps, 1, kv_bytes), generation
 
 
 def profile_fixed_shapes(
     base: Any, drafter: Drafter, prompt_L: Tensor, settings: DecodingSettings, *how: Any
 ) -> tuple[PhaseTimes, GenerationResult]:
-    """Do `profile_generation` for steps of fixed shapes: each of their three parts is captured by itself."""
+    """Do `profile_generation` for steps of fixed shapes: each of their three parts is captured by itself.
+
+    The step that is one too many is timed, so that the first, eager one is made up for.
+    """
 
     def profiled() -> tuple[Stopwatch, GenerationResult]:
         stopwatch = Stopwatch(base.device)
 
         def watch(part: str, function: Callable[[], Any]) -> Any:
-            return stopwatch.timed(FIXED_SHAPE_PARTS[part], function, starts=True)()
+            return stopwatch.timed(FIXED_SHAPE_PARTS[part], function, is_first=part == "draft")()
 
         return stopwatch, base.static_shapes.generate(base, drafter, prompt_L, settings, *how, watch=watch)
 
     if base.device.type == "cuda":
         profiled()  # captures the parts
     stopwatch, generation = profiled()
-    seconds = {part: stopwatch.seconds[part] for part in PASS_PARTS}
-    seconds["other"] = max(generation.seconds_decode - sum(seconds.values()), 0.0)
-    seconds["prefill"] = generation.seconds_prefill
-    rows = kv_rows_read(len(prompt_L), generation)
+    seconds = stopwatch.stop() | {"prefill": generation.seconds_prefill}
+    rows = sum(kv_rows_read(len(prompt_L), [*generation.passes, *generation.passes[-1:]])[1:])
     kv_bytes = base.static_shapes.cache.bytes_per_row() * rows
-    return PhaseTimes(seconds, len(generation.passes), 1, kv_bytes), generation
+    return PhaseTimes(seconds, stopwatch.steps, 1, kv_bytes), generation
 
 
-def kv_rows_read(prompt: int, generation: GenerationResult) -> int:
-    """Return the rows of keys and values that the decoding steps read: the text so far and the tree, each time.
+def kv_rows_read(prompt: int, steps: Sequence[DecodeStep]) -> list[int]:
+    """Return the rows of keys and values that each decoding step reads: the text so far and the tree.
 
-    A prompt of 3; trees of 1 node, then of 4 with 2 accepted, then of 1   ->   (3 + 1) + (4 + 4) + (7 + 1)
+    A prompt of 3; trees of 1 node, then of 4 with 2 accepted, then of 1   ->   3 + 1, 4 + 4, 7 + 1
     """
-    rows, past = 0, prompt
-    for step in generation.passes:
-        rows += past + step.nodes
+    rows, past = [], prompt
+    for step in steps:
+        rows.append(past + step.nodes)
         past += step.accepted + 1
     return rows
 

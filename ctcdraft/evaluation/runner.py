@@ -63,11 +63,15 @@ def warm_up(setup: EvaluationSetup, prompt: Prompt, tokens: int) -> None:
 def capture_steps(setup: EvaluationSetup, prompt_L: Tensor) -> None:
     """Capture or compile every step of fixed shapes that an answer to this prompt can need."""
     # When it is first needed would be while an answer is timed, and it takes as long as thousands of forward passes.
-    base = setup.base
-    for name, drafter in setup.contestants.items():
-        settings = setup.settings_of(name)
-        if base.static_shapes is not None and uses_fixed_shapes(base, drafter, settings):
-            base.static_shapes.prepare(base, drafter, prompt_L, settings)
+    base, shapes = setup.base, setup.base.static_shapes
+    if shapes is None:
+        return
+    several = [(drafter, setup.settings_of(name)) for name, drafter in setup.contestants.items()]
+    several = [(drafter, settings) for drafter, settings in several if uses_fixed_shapes(base, drafter, settings)]
+    for _, settings in several:  # before any capture, which a cache that grows for a larger tree would drop
+        shapes.reserve(base, settings, min(len(prompt_L) + settings.max_new_tokens, base.context_length))
+    for drafter, settings in several:
+        shapes.prepare(base, drafter, prompt_L, settings)
 
 
 def run_question(

@@ -64,8 +64,11 @@ def is_plain_lookup(embedding: nn.Module, tokens_K: Tensor) -> bool:
 
 
 def add_linear(residual_XD: Tensor, layer: nn.Module, x_XE: Tensor) -> Tensor:
-    """Return residual + layer(x): as one product on an accelerator, if the layer is a plain one without bias."""
+    """Return residual + layer(x), which on an accelerator may be written over the residual.
+
+    One product then adds a plain layer without bias; into new memory, it would be a copy and a product.
+    """
     if residual_XD.is_cpu or torch.is_grad_enabled() or type(layer) is not nn.Linear or layer.bias is not None:
         return residual_XD + layer(x_XE)
-    sums_ND = torch.addmm(residual_XD.flatten(0, -2), x_XE.flatten(0, -2), layer.weight.T)
-    return sums_ND.view(residual_XD.shape)
+    residual_XD.view(-1, residual_XD.shape[-1]).addmm_(x_XE.flatten(0, -2), layer.weight.T)
+    return residual_XD

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from ctcdraft.errors import check_int
 from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer, zero
 from ctcdraft.nn.block_config import BlockConfig
-from ctcdraft.nn.block_operations import add_linear
 from ctcdraft.nn.compiled_step import BodyArrays, compiled_fusion, compiled_step
 from ctcdraft.nn.rotary import Rotary
 from ctcdraft.nn.transformer import RMSNorm, SlotBlock, TensorPair
@@ -123,9 +122,10 @@ class AttentionBody(nn.Module):
         text_BKD = self.project(states_BKE[..., : self.shape.width])
         new = memory.append(text_BKD.shape[1], text_BKD.device, self.rows, self.block.attention.causal, context.count_1)
         rotation, seen_RM = new.rotation(self.rotary), new.seen_by_drafted()
+        mask_RM = self.block.attention.mask_of(seen_RM, text_BKD.dtype) if memory.fixed_shapes else seen_RM
         rows_BRD = self.first_rows(context.newest(text_BKD), root_BAD)[:, 0]
         for layer, (block, own_BKD) in enumerate(self.texts(text_BKD, states_BKE)):
-            rows_BRD = block.step(own_BKD, rows_BRD, rotation, memory, layer, seen_RM)
+            rows_BRD = block.step(own_BKD, rows_BRD, rotation, memory, layer, mask_RM)
         new.close()  # drops the slots' rows: the next draft has other slots there
         return self.norm(rows_BRD[:, -self.frames :])[:, None]
 
@@ -135,14 +135,14 @@ class AttentionBody(nn.Module):
         if not self.own_text:
             return [(block, text_BLD) for block in blocks]
         normed_BLE = F.rms_norm(states_BLE.unflatten(-1, (-1, width)), (width,), eps=self.shape.epsilon).flatten(-2)
-        return list(zip(blocks, [add_linear(text_BLD, own, normed_BLE) for own in self.own_text], strict=True))
+        return list(zip(blocks, [text_BLD + own(normed_BLE) for own in self.own_text], strict=True))
 
     def first_rows(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:
         """Return the rows_BARD of the first block, given the projected states at the anchors."""
         if self.root_project is None:
             return start_BAD[:, :, None] + self.slots_TD
         if not self.root_row:  # then the root is input
-            return add_linear(start_BAD, self.root_project, self.root_norm(root_BAD))[:, :, None] + self.slots_TD
+            return (start_BAD + self.root_project(self.root_norm(root_BAD)))[:, :, None] + self.slots_TD
         root_BAD = self.root_project(self.root_norm(root_BAD))
         slots_BATD = (start_BAD + root_BAD if self.root_input else start_BAD)[:, :, None] + self.slots_TD
         return torch.cat([root_BAD[:, :, None], slots_BATD], dim=2)
@@ -166,7 +166,7 @@ class AuxStateFusion(nn.Module):
             return fused_BLD
         last_BLD, *others = states_BLD.split(self.width, dim=-1)
         normed = [norm(state_BLD) for norm, state_BLD in zip(self.norms, others, strict=True)]
-        return add_linear(last_BLD, self.mix, torch.cat(normed, dim=-1))
+        return last_BLD + self.mix(torch.cat(normed, dim=-1))
 
 
 class AnchorBody(nn.Module):

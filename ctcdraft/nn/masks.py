@@ -87,6 +87,12 @@ def keep_last_visible(mask_XM: Tensor, window: int) -> Tensor:
     return mask_XM.masked_fill(remaining_XM > window, torch.finfo(mask_XM.dtype).min)
 
 
+def additive_mask(seen_TM: Tensor, dtype: torch.dtype, repeats: int = 1) -> Tensor:
+    """Return 0 where `seen_TM` is True and the lowest number of the dtype elsewhere, all rows so many times."""
+    expanded = seen_TM.expand(repeats, *seen_TM.shape)
+    return torch.where(expanded, *mask_values(dtype, seen_TM.device)).flatten(0, 1)
+
+
 @cache  # on the device from then on, where captured graphs read them
 def mask_values(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the numbers of an additive mask, as scalars: of what is seen, and of what is not."""

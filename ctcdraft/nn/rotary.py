@@ -30,6 +30,7 @@ class Rotary(nn.Module):
         tables = torch.cat([cos, cos], dim=-1).float(), torch.cat([-sin, sin], dim=-1).float()
         # No buffers: `.to(bfloat16)` would round the tables, and decoding would differ from training.
         self._tables = {torch.device("cpu"): tables}
+        self.positions = positions
 
     def forward(self, positions_X: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines for `apply_rotary`, two tensors [*X, head_width]."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ctcdraft.nn.block_config import ACTIVATIONS, BlockConfig
 from ctcdraft.nn.block_operations import add_linear, rotate_into, silu_times
+from ctcdraft.nn.masks import additive_mask
 from ctcdraft.nn.rotary import Rotary, apply_rotary
 
 TensorPair = tuple[Tensor, Tensor]  # cosines and sines of a rotation, or keys and values
@@ -65,6 +66,21 @@ class AttentionProjections(nn.Module):
         query = rotate_into(query, key, value, *rotation, memory.rows_N, keys, values)
         return query, keys[:, :, : memory.visible], values[:, :, : memory.visible]
 
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask_XM: Tensor) -> Tensor:
+        """Return the mixed values [1, T, H * d] of queries [1, H, T, d] under the mask of `mask_of`.
+
+        Heads with the same keys are rows of one head: no fast kernel takes both a mask and grouped queries.
+        """
+        groups, (_, heads, queries, _) = keys.shape[1], query.shape
+        if groups < heads:
+            query = query.unflatten(1, (groups, -1)).flatten(2, 3)
+        mixed = F.scaled_dot_product_attention(query, keys, values, mask_XM)
+        return mixed.unflatten(2, (-1, queries)).permute(0, 3, 1, 2, 4).flatten(2)  # [1, T, G, H / G, d]
+
+    def mask_of(self, seen_TM: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the mask for `attend`. Attention would convert one of truth values in every call."""
+        return additive_mask(seen_TM, dtype, self.shape.heads // self.shape.kv_heads)
+
     def split_heads(self, x_BLD: Tensor) -> Tensor:
         # [B, heads, L, d] by two views: einops takes longer than a small base's product.
         return x_BLD.unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
@@ -109,17 +125,19 @@ class SlotAttention(AttentionProjections):
         mixed = (on_text.flatten(2, 3) @ text_values).unflatten(2, rows) + on_slots @ own_value
         return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))
 
-    def step(self, x_BND: Tensor, slots: int, rotation: Any, memory: Any, layer: int, seen_TM: Tensor | None) -> Tensor:
+    def step(self, x_BND: Tensor, slots: int, rotation: Any, memory: Any, layer: int, seen_TM: Any) -> Tensor:
         """Return `forward` for one anchor, B = 1, before the output projection, of the last T = `slots` rows; the
         others are new text.
 
         Args:
             rotation: [N, d].
             memory: the cache to which all N rows are appended; the caller drops the slots' rows.
-            seen_TM: which of its rows the slots see; None: all.
+            seen_TM: which of its rows the slots see, in fixed shapes the `mask_of` these; None: all.
         """
         # Slots beside the text in one cache, so that one attention call covers both.
         query, keys, values = self.attended(x_BND, slots, rotation, memory, layer)
+        if memory.fixed_shapes:
+            return self.attend(query, keys, values, seen_TM)
         mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen_TM, enable_gqa=True)
         return mixed.transpose(1, 2).flatten(2)
 
@@ -193,6 +211,8 @@ class CausalAttention(AttentionProjections):
             query, (keys, values) = self.queries(x_BLD, rotation), self.keys_values(x_BLD, rotation)
         else:
             query, keys, values = self.attended(x_BLD, x_BLD.shape[1], rotation, cache, 0)
+            if cache.fixed_shapes and seen is not None:
+                return self.attend(query, keys, values, self.mask_of(seen, query.dtype))
             if seen is None:  # `is_causal` would align the triangle with the first key, not with the last
                 rows, seen_rows = x_BLD.shape[1], keys.shape[2]
                 seen = torch.ones(rows, seen_rows, dtype=torch.bool, device=x_BLD.device).tril(seen_rows - rows)
@@ -215,7 +235,7 @@ class CausalBlock(LlamaBlock):
             cache: a KVCache of earlier rows, to which these are appended.
             seen: true where a row may attend, [L, M] or [B, 1, L, M]; None: to all rows up to itself.
         """
-        fixed_shapes = getattr(cache, "fixed_shapes", False)
+        fixed_shapes = cache is not None and cache.fixed_shapes
         rotation = self.rotary.at(position_ids) if fixed_shapes else self.rotary(position_ids[..., None, :])
-        x_BLD = add_linear(x_BLD, self.attention.out, self.attention(self.attention_norm(x_BLD), rotation, cache, seen))
+        x_BLD = x_BLD + self.attention.out(self.attention(self.attention_norm(x_BLD), rotation, cache, seen))
         return add_linear(x_BLD, self.mlp.down, self.mlp.inner(self.mlp_norm(x_BLD)))

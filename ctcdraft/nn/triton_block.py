@@ -33,7 +33,7 @@ def rotate_kernel(
 ):  # fmt: skip
     row, part, index_E = tl.program_id(0), tl.program_id(1), tl.arange(0, E)
     real_E, target = index_E < width, tl.load(rows_N + row)
-    group = part - heads
+    group = (part - heads).to(tl.int64)  # times the rows of a cache it can exceed 32 bits
     if part >= heads + groups:
         group -= groups
         place = values + group * cache_head + target * cache_row
@@ -109,7 +109,7 @@ def gru_step(
     count, (rank, width) = len(tokens_K), (memory_XR.shape[1], table_VD.shape[1])
     out_KR = memory_XR.new_empty(count, rank)
     weights = input_GD, input_bias_G, recurrent_GR, recurrent_bias_G
-    strides = *input_GD.stride(), *recurrent_GR.stride(), memory_XR.stride(0)
+    strides = table_VD.stride(0), *input_GD.stride(), *recurrent_GR.stride(), memory_XR.stride(0)
     gru_kernel[(triton.cdiv(rank, 16),)](
         table_VD, norm_D, *weights, memory_XR, rows_K, tokens_K, out_KR, epsilon, *strides, count, rank, width,
         K=block(count), R=16, D=32,
@@ -127,7 +127,7 @@ def add_gate(x_KD, weight, gate_R, real_R, index_D, real_D, gate_stride, column_
 @triton.jit
 def gru_kernel(
     table_VD, norm_D, input_GD, input_bias_G, recurrent_GR, recurrent_bias_G, memory_XR, rows_K, tokens_K, out_KR,
-    epsilon, input_gate, input_column, recurrent_gate, recurrent_column, memory_row, count, rank, width,
+    epsilon, table_row, input_gate, input_column, recurrent_gate, recurrent_column, memory_row, count, rank, width,
     K: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     index_K, out_R = tl.arange(0, K), tl.program_id(0) * R + tl.arange(0, R)
@@ -143,7 +143,7 @@ def gru_kernel(
     for start in range(0, width, D):
         index_D = start + tl.arange(0, D)
         real_D = index_D < width
-        place_KD = token_K[:, None] * width + index_D[None, :]
+        place_KD = token_K[:, None] * table_row + index_D[None, :]
         x_KD = tl.load(table_VD + place_KD, mask=real_K[:, None] & real_D[None, :], other=0).to(tl.float32)
         squares_K += tl.sum(x_KD * x_KD, 1)
         x_KD *= tl.load(norm_D + index_D, mask=real_D, other=0).to(tl.float32)[None, :]

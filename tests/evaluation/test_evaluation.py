@@ -45,7 +45,7 @@ CONTRACT = {
     *("speedup", "speedup_ci", "speedup_decode", "speedup_paper", "tokens_per_second"),
     *("time", "c", "v", "o", "predicted_speedup", "roof_share", "peak_memory_bytes", "lossless", "accuracy"),
     *("ended_share", "repeated_4gram_share", "categories", "draft_parameters", "hardware", "dtype", "fingerprint"),
-    *("crossing", "quantised_since", "other_kernels", "c_least"),
+    *("crossing", "quantised_since", "other_kernels", "c_least", "steps"),
 }
 LOSSLESS = {"unit", "prompts", "equal", "rounding", "first_divergence_margins", "chi_square", "tv", "null_tv"}
 LOSSLESS |= {"owes", "p_value", "tokens", "by_draft", "owed", "null"}
@@ -176,9 +176,12 @@ def test_no_shape_is_run_for_the_first_time_while_an_answer_is_timed(tmp_path, m
     monkeypatch.setattr(StaticDecoder, "run", recorded)
     monkeypatch.setattr(runner, "timed_answer", timed)
     prompts = [Prompt(str(size), "x", ("x" * size,), None) for size in (5, 235, 310)]
-    run(make_evaluation(make_setup(base, nodes=12), prompts), tmp_path, timing_questions=0)
+    report = run(make_evaluation(make_setup(base, nodes=12), prompts), tmp_path, timing_questions=0)
     assert {rows for _, rows in state["seen"]} == {256, 512}
     assert late == []
+    reason = "exact shapes (its drafts need the host)"
+    assert [row["steps"] for row in report["rows"]] == ["eager, fixed shapes", reason]
+    assert f"steps of prompt_lookup: {reason}" in (tmp_path / "report.md").read_text()
 
 
 def test_sampling_is_equal_token_for_token_too(tmp_path):

@@ -9,9 +9,11 @@ from small_evaluations import PROMPTS, SETTINGS, make_setup
 from tiny_models import random_base
 
 from ctcdraft.decoding import loop
-from ctcdraft.decoding.settings import DecodeStep, GenerationResult
+from ctcdraft.decoding.settings import DecodeStep
+from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match
+from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation import profiling
 from ctcdraft.evaluation.environment import bandwidth_utilization, copy_bandwidth, count_matmul_weights, weight_bytes
 from ctcdraft.evaluation.profiling import (
@@ -93,14 +95,42 @@ def test_profiling_does_not_change_the_tokens(monkeypatch):
     assert (generations[0].tokens, generations[0].passes) == (plain.tokens, plain.passes)
 
 
-def test_nothing_counts_before_the_first_draft():
+def test_nothing_counts_before_the_second_draft():
     watch = Stopwatch(torch.device("cpu"))
-    verify, draft = watch.timed("verify", lambda: None), watch.timed("draft", lambda: None, starts=True)
+    verify, draft = watch.timed("verify", lambda: None), watch.timed("draft", lambda: None, is_first=True)
     verify()
-    assert not watch.seconds
     draft()
     verify()
-    assert set(watch.seconds) == {"draft", "verify"}
+    assert not watch.seconds
+    assert (watch.steps, sum(watch.stop().values())) == (0, 0)
+    draft()
+    verify()
+    assert watch.steps == 1
+    assert {part for part, seconds in watch.seconds.items() if seconds} == {"draft", "verify"}
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_the_first_step_is_left_out_and_every_other_one_counted(static, monkeypatch):
+    """Its draft reads the prompt. Of fixed shapes the surplus step is timed, and counted."""
+    work, drafts = Work(), []
+    monkeypatch.setattr(profiling, "perf_counter", work)
+    base = random_base()
+    base.static_shapes = StaticShapes() if static else None
+    base.read_tree = work.takes(4.0, base.read_tree)
+    drafter = Autoregressive(base)
+    draft = drafter.draft
+
+    def counted(context, *rest):
+        drafts.append(context)
+        work.now += 100.0 if len(drafts) == 1 else 2.0
+        return draft(context, *rest)
+
+    drafter.draft = counted
+    spent = profile_answer(base, drafter, torch.arange(40, 50), SETTINGS, 0, steps=5)
+    assert (spent.passes, len(drafts)) == (5, 6)
+    assert (spent.seconds["draft"], spent.seconds["read"], spent.seconds_per_pass) == (10.0, 20.0, 6.0)
+    first = 10 + 1  # rows that the first step reads, which is not counted
+    assert spent.kv_bytes == sum(range(first + 1, first + 6)) * 2 * 2 * 8 * 2 * 4
 
 
 def spent(read, draft=0.0, passes=10):
@@ -125,8 +155,7 @@ def test_shards_add_up():
 
 def test_kv_rows_read_by_hand():
     passes = (DecodeStep(1, 0, False, 1, 0), DecodeStep(2, 1, True, 4, 3), DecodeStep(1, 0, False, 1, 0))
-    answer = GenerationResult((0,) * 5, passes, False, 0.0, 0.0)
-    assert kv_rows_read(3, answer) == (3 + 1) + (4 + 4) + (6 + 1)
+    assert kv_rows_read(3, passes) == [3 + 1, 4 + 4, 6 + 1]
 
 
 def test_kv_bytes_are_those_of_the_rows_read():
@@ -135,7 +164,8 @@ def test_kv_bytes_are_those_of_the_rows_read():
     prompt_L, _ = turn_prompt(base, PROMPTS[0], [])
     answer = setup.answer("prompt_lookup", prompt_L, 0)
     measured = profile_answer(base, setup.contestants["prompt_lookup"], prompt_L, setup.settings, 0)
-    assert measured.kv_bytes == kv_rows_read(len(prompt_L), answer) * 2 * 2 * 8 * 2 * 4
+    assert measured.passes == len(answer.passes) - 1
+    assert measured.kv_bytes == sum(kv_rows_read(len(prompt_L), answer.passes)[1:]) * 2 * 2 * 8 * 2 * 4
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -158,7 +188,7 @@ def test_controls_are_profiled_like_other_drafters():
     setup = make_setup()
     prompt, how = torch.arange(40, 50), replace(SETTINGS, max_new_tokens=8)
     for drafter in (oracle_drafter(torch.arange(40, 90), 4), random_drafter(setup.base.vocabulary, 12)):
-        spent = profile_answer(setup.base, drafter, prompt, how, 0, frozenset())
+        spent = profile_answer(setup.base, drafter, prompt, how, 0, steps=7)
         assert 0 < spent.passes <= 7
         assert spent.seconds["draft"] > 0
         assert spent.seconds["tree"] == 0

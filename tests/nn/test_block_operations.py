@@ -50,7 +50,10 @@ def check_block_operations(seed: int) -> None:
     inner = integer(rng, 1, 700)
     check_operation(silu_times, random(1, count, inner), random(1, count, inner), compare=assert_near)
 
-    table_VD, states_XE = random(20, integer(rng, 1, 90)), random(integer(rng, 1, 9), integer(rng, 1, 1500))
+    width = integer(rng, 1, 90)
+    # A slice of a wider table, as of several embeddings side by side.
+    table_VD = random(20, width + integer(rng, 0, 9))[:, :width]
+    states_XE = random(integer(rng, 1, 9), integer(rng, 1, 1500))
     tokens_K = torch.randint(0, 20, (count,), generator=rng)
     rows_K = torch.randint(0, len(states_XE), (count,), generator=rng)
     check_operation(embed_beside, table_VD, tokens_K, states_XE, rows_K, integer(rng, 0, 1) == 1)

@@ -113,7 +113,7 @@ class TimedSteps:
 
     def profile(self, drafter: Any, prompt_L: Tensor, nodes: int) -> PhaseTimes:
         """Return the times of one run of the loop. Its length limit is far, which would make its last trees shallow."""
-        settings = replace(self.setup.settings, nodes=nodes, max_new_tokens=self.steps * nodes + 1)
+        settings = replace(self.setup.settings, nodes=nodes, max_new_tokens=(self.steps + 1) * nodes + 1)
         return profile_answer(self.setup.base, drafter, prompt_L, settings, self.setup.seed, self.steps)
 
 
