@@ -34,21 +34,26 @@ from ctcdraft.training.validation import DecodingValidation
 @entry_point
 def main(config: DictConfig) -> float:
     with track_job(config, error_sentence):
-        run = None
-        if config.plan_only:
-            run = TrainingRun.of(config)
-            refuse_wrong_training(run.config)
-            if (plan := build.plan_without_base(run.config)) is not None:
-                if from_environment().is_main:  # a dry run joins no process group
-                    print(plan)
-                return 0.0
+        run = TrainingRun.of(config) if config.plan_only else None
+        if run is not None and plan_without_base(run):  # such a dry run joins no process group
+            return 0.0
         distributed = init_distributed(config.device, config.timeout_minutes)
         # On several machines only the first may have the directory.
         run = run or distributed.from_main(lambda: TrainingRun.of(config))
         run.use_device(config.device)
-        refuse_wrong_training(run.config)
+        if plan_without_base(run):  # a resumed run counts by its own config
+            return 0.0
         with run.lock():
             return train(run, distributed)
+
+
+def plan_without_base(run: TrainingRun) -> bool:
+    """Print the plan, and return True, if nothing else is asked for and no weights of the base are here."""
+    refuse_wrong_training(run.config)
+    plan = build.plan_without_base(run.config) if run.config.plan_only else None
+    if plan is not None and from_environment().is_main:
+        print(plan)
+    return plan is not None
 
 
 def train(run: TrainingRun, distributed: Distributed) -> float:
