@@ -126,7 +126,7 @@ class Batches:
         packs = self.packs(step)
         own = list(range(len(packs)))[place :: self.per_step][self.processes.rank :: self.processes.world_size]
         width = max(sum(self.lengths[index] for index in pack) for pack in packs)
-        random_BL = torch.rand(len(packs), width, generator=self._rng(step, 1))  # of all rows, whoever has them
+        random_BL = torch.rand(len(packs), width, generator=self._rng(step, 1))  # of the rows of all processes
         packs = [packs[row] for row in own or [0]]
         rows = self.rows.pad_packs(packs)
         # The last step of a packed epoch may have too few rows for all: a row without windows takes part with loss 0.

@@ -193,6 +193,7 @@ def run_job(folders, torchrun=False, **case):
         for job in jobs:
             job.kill()
             job.wait()
+            job.stderr.close()  # open where the job was not waited for
     return [(job.returncode, error) for job, error in zip(jobs, errors, strict=False)]
 
 
