@@ -7,8 +7,7 @@ import torch
 from fused_parts import count_kernels, needs_triton
 from launches import count_launches
 
-from ctcdraft.ctc.fused_search import fused_prefix_search, pad_nodes
-from ctcdraft.ctc.prefix_search import drop_improbable, prefix_search, static_prefix_search
+from ctcdraft.ctc.prefix_search import drop_improbable, fused_prefix_search, prefix_search
 
 NO_STOPS = torch.tensor([], dtype=torch.int64)
 
@@ -114,19 +113,13 @@ def test_without_triton_the_search_by_levels_gives_as_many_nodes(tokens_per_fram
     assert_same(ranked, 40, prefix_search(log_probs_TC, 3, 40, tokens_per_frame, (), 2, 0.01))
 
 
-def test_padding_of_nodes_that_are_there_launches_nothing():
-    ranked = torch.arange(2), torch.arange(2) - 1, torch.tensor([0.5, 0.25])
-    assert pad_nodes(ranked, 2, 0.0) == ranked
-    assert pad_nodes(ranked, 3, 0.3)[2].tolist() == [0.5, 0, 0]
-
-
 @needs_triton
 def test_two_launches_do_the_prefix_search():
     """A topk and one kernel, in place of the operations of the search by levels."""
     log_probs_TC = random_frames(torch.Generator().manual_seed(0), 6, 300)
-    arguments = log_probs_TC, 299, 15, 16, NO_STOPS, 6
-    assert count_kernels(lambda: fused_prefix_search.launch(*arguments, 0.0)) == fused_prefix_search.launches
-    assert count_launches(lambda: static_prefix_search(*arguments)).total() > 90
+    arguments = log_probs_TC, 299, 15, 16, NO_STOPS, 6, 0.0
+    assert count_kernels(lambda: fused_prefix_search.launch(*arguments)) == fused_prefix_search.launches
+    assert count_launches(lambda: fused_prefix_search.definition(*arguments)).total() > 90
 
 
 @needs_triton

@@ -15,8 +15,7 @@ from test_fused_search import random_frames, random_integer
 
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
-from ctcdraft.ctc.fused_search import fused_prefix_search
-from ctcdraft.ctc.prefix_search import prefix_search
+from ctcdraft.ctc.prefix_search import fused_prefix_search, prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 from ctcdraft.drafters.trees.request import ConditionedFrames
 from ctcdraft.fused import has_triton
