@@ -8,8 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from ctcdraft.ctc.prefix_search import MAX_CHILDREN
-from ctcdraft.ctc.triton_conditioned import RANK_AT_ONCE, TOKENS, block_count, shapes, sizes
-from ctcdraft.ctc.triton_factors import as_factor, factors, token_probs
+from ctcdraft.ctc.triton_conditioned import (
+    RANK_AT_ONCE,
+    TOKENS,
+    as_factor,
+    block_count,
+    factors,
+    shapes,
+    sizes,
+    token_probs,
+)
 from ctcdraft.ctc.triton_prefix import LOW_BITS, rounded
 from ctcdraft.fused import block
 
