@@ -1,7 +1,6 @@
 """The loops of `best_first.compiled_search` over arrays, compiled by numba.
 
-All sums are in the order of its slow twin in tests/truths_search.py, so that both find the same prefixes. numba keeps
-the machine code on disk: only the first search of an installation compiles.
+numba keeps the machine code on disk: only the first search of an installation compiles.
 """
 
 from __future__ import annotations
