@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from chi_square import exact_next_label_distribution
-from truths import slow_next_label_distribution, slow_prefix_probability, slow_prefix_search
+from truths import slow_next_label_distribution, slow_prefix_probability, slow_prefix_search, texts_of
 
 from ctcdraft.ctc.prefix_search import drop_improbable, fused_prefix_search, prefix_search, pruned_mass
 
@@ -18,15 +18,6 @@ def random_frames(seed, frames, classes, zeros=0.0, sharp=2.0):
     dead_TC = torch.rand(frames, classes, generator=rng) < zeros
     dead_TC[:, 0] = False
     return logits_TC.masked_fill(dead_TC, -torch.inf).log_softmax(-1)
-
-
-def texts_of(prefixes):
-    """Each node's whole text; a parent that comes after its child is an error here."""
-    texts = []
-    for token, parent in zip(prefixes.tokens_N.tolist(), prefixes.parents_N.tolist(), strict=True):
-        assert -1 <= parent < len(texts)
-        texts.append((() if parent == -1 else texts[parent]) + (token,))
-    return texts
 
 
 def assert_same(prefixes, truth):
