@@ -65,7 +65,7 @@ def prefix_search_kernel(
         keys_RW: masses and tokens of the children of every expanded prefix, as integers that sort by both.
     """
     tokens_W, real_W = candidates(log_probs_TC, best_TR, probs_TW, row_stride, frames, few, best_width, blank, W)
-    frame_T, row_R, word_W = tl.arange(0, T), tl.arange(0, R), tl.arange(0, W)
+    frame_T, row_R, index_W = tl.arange(0, T), tl.arange(0, R), tl.arange(0, W)
     real_T = frame_T < frames
     stop_S = tl.load(stops_S + tl.arange(0, S), mask=tl.arange(0, S) < stop_count, other=-2)
     tl.store(begins_T + frame_T, tl.zeros([T], tl.float64), mask=real_T)
@@ -84,7 +84,7 @@ def prefix_search_kernel(
         is_stop = tl.max((stop_S == token).to(tl.int32), 0) > 0
         possible_W = real_W & (mass_W > 0) & (level < depth) & (is_stop == 0)
         key_W = tl.where(possible_W, rounded(mass_W) | (tokens_W ^ LOW_BITS), 0)
-        tl.store(keys_RW + row * W + word_W, key_W)
+        tl.store(keys_RW + row * W + index_W, key_W)
         best_key_R = tl.where(row_R == row, tl.max(key_W, 0), best_key_R)
         level_R = tl.where(row_R == row, level, level_R)
 
@@ -101,7 +101,7 @@ def prefix_search_kernel(
             parent_token = tl.load(tokens_N + parent - 1, mask=parent > 0, other=-1)
             parent_mass = tl.load(masses_N + parent - 1, mask=parent > 0, other=1.0)
             token, level, row = (key & LOW_BITS) ^ LOW_BITS, place // R + 1, row + 1
-            rest_W = tl.load(keys_RW + parent * W + word_W)
+            rest_W = tl.load(keys_RW + parent * W + index_W)
             best_key_R = tl.where(row_R == parent, tl.max(tl.where(rest_W < key, rest_W, 0), 0), best_key_R)
             before_RT = tl.where(token == parent_token, in_blank_RT, either_RT)
             before_T = tl.load(before_RT + parent * frames + frame_T, mask=real_T, other=0)
@@ -133,7 +133,7 @@ def child_masses(
     blank, W: tl.constexpr,
 ):  # fmt: skip
     """Write the masses of the prefix taken last before every frame; return those of its children."""
-    word_W = tl.arange(0, W)
+    index_W = tl.arange(0, W)
     in_blank = tl.where(row == 0, 1.0, 0.0).to(tl.float64)
     in_label = tl.full((), 0.0, tl.float64)
     either_W, in_blank_W = tl.zeros([W], tl.float64), tl.zeros([W], tl.float64)
@@ -141,7 +141,7 @@ def child_masses(
         either = in_blank + in_label
         tl.store(in_blank_RT + row * frames + frame, in_blank)
         tl.store(either_RT + row * frames + frame, either)
-        probs_W = tl.load(probs_TW + frame * W + word_W)
+        probs_W = tl.load(probs_TW + frame * W + index_W)
         either_W += either * probs_W
         in_blank_W += in_blank * probs_W
         in_label = tl.load(begins_T + frame) + in_label * tl.load(repeats_T + frame)
@@ -156,15 +156,15 @@ def candidates(log_probs_TC, best_TR, probs_TW, row_stride, frames, few, best_wi
 
     A token that several frames choose occurs several times, with equal keys, of which the search takes one.
     """
-    word_W = tl.arange(0, W)
-    real_W = word_W < frames * few
-    best_W = best_TR + word_W // few * best_width
-    class_W = tl.load(best_W + word_W % few, mask=real_W, other=-3)
+    index_W = tl.arange(0, W)
+    real_W = index_W < frames * few
+    best_W = best_TR + index_W // few * best_width
+    class_W = tl.load(best_W + index_W % few, mask=real_W, other=-3)
     # Where the blank is among the best classes, one more class replaces it.
     tokens_W = tl.where(class_W == blank, tl.load(best_W + few, mask=real_W, other=-3), class_W)
     for frame in range(frames):
         log_prob_W = tl.load(log_probs_TC + frame * row_stride + tokens_W, mask=real_W, other=-float("inf"))
-        tl.store(probs_TW + frame * W + word_W, tl.exp(log_prob_W.to(tl.float64)))
+        tl.store(probs_TW + frame * W + index_W, tl.exp(log_prob_W.to(tl.float64)))
     return tokens_W, real_W
 
 
