@@ -9,11 +9,25 @@ from typing import Any
 
 import pytest
 import torch
-from launches import LaunchCount
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ctcdraft.fused import Operation, has_triton
 
 ON_GPU = torch.cuda.is_available()
+# Fifty random cases of every check, and with `make test-slow` a thousand.
+SEEDS = pytest.mark.parametrize(
+    "seeds",
+    [
+        *(range(first, first + 10) for first in range(0, 50, 10)),
+        *(pytest.param(range(first, first + 100), marks=pytest.mark.slow) for first in range(1000, 2000, 100)),
+    ],
+    ids=lambda seeds: str(seeds[0]),
+)
+
+
+def random_integer(rng: torch.Generator, low: int, high: int) -> int:
+    """Return an integer from low to high, both included."""
+    return int(torch.randint(low, high + 1, (), generator=rng))
 
 
 def why_not_interpreted() -> str | None:
@@ -35,6 +49,30 @@ needs_triton = pytest.mark.skipif(why_not_interpreted() is not None, reason=str(
 runs_kernels = pytest.mark.gpu if ON_GPU else needs_triton
 
 
+# Views and allocations launch nothing.
+WITHOUT_LAUNCH = {
+    *("view", "_unsafe_view", "slice", "select", "expand", "t", "transpose", "permute", "unsqueeze", "squeeze"),
+    *("detach", "alias", "empty", "new_empty", "empty_strided", "new_empty_strided", "as_strided", "split", "unbind"),
+    *("lift_fresh", "reshape", "diagonal", "unfold"),
+}
+
+
+class LaunchCount(TorchDispatchMode):
+    """Counts operations; one on a device is at least one launch."""
+
+    total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.total += function.name().removeprefix("aten::").partition(".")[0] not in WITHOUT_LAUNCH
+        return function(*args, **(kwargs or {}))
+
+
+def count_launches(function: Callable[[], Any]) -> int:
+    with LaunchCount() as count:
+        function()
+    return count.total
+
+
 def count_kernels(function: Callable[[], Any]) -> int:
     """Return the launches of a function: interpreted kernels, and operations of torch."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -50,7 +88,7 @@ def count_kernels(function: Callable[[], Any]) -> int:
     with pytest.MonkeyPatch.context() as patch, LaunchCount() as count:
         patch.setattr(GridExecutor, "__call__", counted)
         function()
-    return len(kernels) + count.counts.total()
+    return len(kernels) + count.total
 
 
 def copies(args: Sequence[Any], device: str) -> list[Any]:

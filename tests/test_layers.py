@@ -43,7 +43,7 @@ HEAVY = {
     "optuna": {"training/search.py"},
     "numba": {f"{part}_kernels.py" for part in ("array", "ctc/search")},
     "triton": {
-        *(f"ctc/triton_{part}.py" for part in ("conditioned", "factors", "prefix", "selection")),
+        *(f"ctc/triton_{part}.py" for part in ("conditioned", "prefix", "selection")),
         *("decoding/triton_step.py", "drafters/trees/triton_levels.py", "nn/triton_block.py"),
         "triton_probe.py",
     },

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 Text = tuple[int, ...]
 Probs = Sequence[Sequence[float]]
@@ -43,40 +44,53 @@ def slow_prefix_probability(probs_TC: Probs, prefix: Sequence[int], blank: int) 
     return sum(p for text, p in texts.items() if text[: len(prefix)] == tuple(prefix))
 
 
-def slow_prefix_search(
-    probs_TC: Probs,
-    blank: int,
+def texts_of(prefixes: Any) -> list[Text]:
+    """Each node's whole text; a parent that comes after its child is an error here."""
+    texts: list[Text] = []
+    for token, parent in zip(prefixes.tokens_N.tolist(), prefixes.parents_N.tolist(), strict=True):
+        assert -1 <= parent < len(texts)
+        texts.append((*(texts[parent] if parent >= 0 else ()), token))
+    return texts
+
+
+def beginnings(texts: dict[Text, float]) -> dict[Text, float]:
+    """P(the text begins with it), for every non-empty prefix."""
+    masses: defaultdict[Text, float] = defaultdict(float)
+    for text, probability in texts.items():
+        for length in range(1, len(text) + 1):
+            masses[text[:length]] += probability
+    return dict(masses)
+
+
+def slow_best(
+    masses: dict[Text, float],
     nodes: int,
-    allowed_tokens: Collection[int] | None = None,
     stop_token_ids: Collection[int] = (),
     depth: int | None = None,
+    allowed_tokens: Collection[int] | None = None,
 ) -> list[tuple[Text, float]]:
-    """Rank all prefixes and take the first ones: (prefix, probability), best first.
+    """The first `nodes` beginnings in prefix_search's order: (text, mass), best first.
 
     Equally probable (in 29 significant bits): shallower first, then the better parent, then the smaller id.
     """
-    masses: defaultdict[Text, float] = defaultdict(float)
-    for text, probability in slow_texts(probs_TC, blank).items():
-        for length in range(1, len(text) + 1):
-            masses[text[:length]] += probability
-
-    def allowed(prefix: Text) -> bool:
-        return (
-            masses[prefix] > 0
-            and (allowed_tokens is None or set(prefix) <= set(allowed_tokens))
-            and not set(prefix[:-1]) & set(stop_token_ids)
-            and (depth is None or len(prefix) <= depth)
-        )
-
-    position: dict[Text, int] = {(): 0}  # within its own depth
+    rank: dict[Text, int] = {(): 0}
     ranked: list[Text] = []
-    for length in range(1, len(probs_TC) + 1):
-        level = [prefix for prefix in masses if len(prefix) == length and allowed(prefix)]
-        level.sort(key=lambda prefix: (-significant(masses[prefix]), position[prefix[:-1]], prefix[-1]))
-        position.update({prefix: at for at, prefix in enumerate(level)})
+    for length in range(1, max(map(len, masses), default=0) + 1):
+        level = [
+            text for text, mass in masses.items()
+            if len(text) == length and mass > 0 and not set(text[:-1]) & set(stop_token_ids)
+            and (depth is None or length <= depth) and (allowed_tokens is None or set(text) <= set(allowed_tokens))
+        ]  # fmt: skip
+        level.sort(key=lambda text: (-significant(masses[text]), rank[text[:-1]], text[-1]))
+        rank.update({text: at for at, text in enumerate(level)})
         ranked += level
-    ranked.sort(key=lambda prefix: (-significant(masses[prefix]), len(prefix), position[prefix]))
-    return [(prefix, masses[prefix]) for prefix in ranked[:nodes]]
+    ranked.sort(key=lambda text: (-significant(masses[text]), len(text), rank[text]))
+    return [(text, masses[text]) for text in ranked[:nodes]]
+
+
+def slow_prefix_search(probs_TC: Probs, blank: int, nodes: int, **limits: Any) -> list[tuple[Text, float]]:
+    """Rank all prefixes and take the first ones: (prefix, probability), best first. limits: those of slow_best."""
+    return slow_best(beginnings(slow_texts(probs_TC, blank)), nodes, **limits)
 
 
 def slow_next_label_distribution(probs_TC: Probs, blank: int, prefix: Sequence[int]) -> tuple[dict[int, float], float]:

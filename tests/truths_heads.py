@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
-from truths import Text, all_alignments, significant, slow_collapse
+from truths import Text, all_alignments, slow_collapse
 
 FrameDistribution = Callable[[int, Text], Sequence[float]]
 
@@ -38,15 +38,6 @@ def slow_conditioned_texts(
     return dict(texts)
 
 
-def beginnings(texts: dict[Text, float]) -> dict[Text, float]:
-    """P(the text begins with it), for every non-empty prefix."""
-    masses: defaultdict[Text, float] = defaultdict(float)
-    for text, probability in texts.items():
-        for length in range(1, len(text) + 1):
-            masses[text[:length]] += probability
-    return dict(masses)
-
-
 def slow_next_tokens(masses: dict[Text, float], prefix: Text, tokens: Sequence[int]) -> list[float]:
     """P(the next token is it) for each, and of anything else or the end, given that the text begins with the prefix."""
     whole = masses[prefix] if prefix else 1.0
@@ -60,25 +51,6 @@ def slow_total_variation(p: Sequence[float], q: Sequence[float]) -> float:
 
 def slow_kl(p: Sequence[float], q: Sequence[float], smallest: float) -> float:
     return sum(a * math.log(a / max(b, smallest)) for a, b in zip(p, q, strict=True))
-
-
-def slow_best(
-    masses: dict[Text, float], nodes: int, stop_token_ids: Collection[int] = (), depth: int = 99, allowed_tokens=None
-) -> list[tuple[Text, float]]:
-    """The first `nodes` beginnings in prefix_search's order: (text, mass), best first."""
-    rank: dict[Text, int] = {(): 0}
-    ranked: list[Text] = []
-    for length in range(1, max(map(len, masses), default=0) + 1):
-        level = [
-            text for text, mass in masses.items()
-            if len(text) == length and mass > 0 and length <= depth and not set(text[:-1]) & set(stop_token_ids)
-            and (allowed_tokens is None or set(text) <= set(allowed_tokens))
-        ]  # fmt: skip
-        level.sort(key=lambda text: (-significant(masses[text]), rank[text[:-1]], text[-1]))
-        rank.update({text: at for at, text in enumerate(level)})
-        ranked += level
-    ranked.sort(key=lambda text: (-significant(masses[text]), len(text), rank[text]))
-    return [(text, masses[text]) for text in ranked[:nodes]]
 
 
 def slow_products(distribution: FrameDistribution, frames: int, vocabulary: int) -> dict[Text, float]:

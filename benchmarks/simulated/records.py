@@ -103,16 +103,3 @@ def named_file(filename: str) -> tuple[str, bool] | None:
         return str(path.relative_to(TRANSFORMERS.parent)), path.is_relative_to(TRANSFORMERS)
     inside = path.is_relative_to(REPOSITORY)
     return str(path.relative_to(REPOSITORY)) if inside else path.name, path.is_relative_to(REPOSITORY / "ctcdraft")
-
-
-def require_no(kind: str, report: Report) -> None:
-    """Raise AssertionError with the causes if a report has any launches, transfers or synchronisations."""
-    counter: Counter[Cause] = getattr(report, kind)
-    if counter:
-        causes = "; ".join(f"{number} x {cause}" for cause, number in counter.most_common())
-        raise AssertionError(f"{counter.total()} {kind}: {causes}")
-
-
-def assert_no_synchronisation(report: Report) -> None:
-    """Raise AssertionError, which names the source lines, for a report with host synchronisations."""
-    require_no("synchronisations", report)

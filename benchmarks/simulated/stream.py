@@ -54,19 +54,6 @@ class Stream:
         record("synchronisations", cause)
         self.deliver(self.enqueued if until is None else until)
 
-    # The interface of torch.cuda.Stream that decoding needs.
-
-    def synchronize(self) -> None:
-        self.wait(cause_of("stream.synchronize"))
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def wait_event(self, event: Event) -> None:
-        """Do nothing: all is enqueued on one stream, in order."""
-
 
 STREAM = Stream()
 
@@ -88,15 +75,9 @@ class Event:
         """Return whether the copies before it have arrived, without waiting for them."""
         return all(number > self.enqueued for number, *_ in STREAM.pending)
 
-    def wait(self, stream: Any = None) -> None:
-        """Do nothing: see `Stream.wait_event`."""
-
 
 class DeviceModule:
     """What torch.get_device_module returns for the simulated accelerator."""
-
-    Event = Event
-    Stream = Stream
 
     def __init__(self, is_available: Callable[[], bool]) -> None:
         self.is_available = is_available
@@ -109,9 +90,6 @@ class DeviceModule:
 
     def device_count(self) -> int:
         return 1
-
-    def current_stream(self, device: Any = None) -> Any:
-        return STREAM
 
     def synchronize(self, device: Any = None) -> None:
         STREAM.wait(cause_of("synchronize"))

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctcdraft.fused import fused
+
 # Ranking replaces the low bits of a float64 by the index, so that no two children tie and one topk is deterministic.
 # The price: probabilities within 2e-9 of each other (29 significant bits) count as equal.
 INDEX_BITS = 24
@@ -68,12 +70,14 @@ def prefix_search(
     return drop_improbable(_search_levels(probs_TW, blank_T, tokens_W, stops_S, nodes, depth), min_mass)
 
 
-def static_prefix_search(
-    log_probs_TC: Tensor, blank: int, nodes: int, tokens_per_frame: int, stops_S: Tensor, depth: int
-) -> RankedNodes:
-    """Do a `prefix_search` of static shapes and without host synchronisation, for a CUDA graph.
+@fused("ctcdraft.ctc.triton_prefix", launches=2)
+def fused_prefix_search(
+    log_probs_TC: Tensor, blank: int, nodes: int, tokens_per_frame: int, stops_S: Tensor, depth: int, min_mass: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result of `prefix_search` with exactly `nodes` nodes, those that are missing with mass 0 and last.
 
-    `drop_improbable` then asks the device for the number of nodes, the only synchronisation.
+    Without host synchronisation, for a CUDA graph: `drop_improbable` then counts the nodes. stops_S: int64, on the
+    device of the frames.
     """
     check_blank(log_probs_TC, blank)
     few = min(tokens_per_frame, log_probs_TC.shape[1] - 1)
@@ -82,7 +86,12 @@ def static_prefix_search(
     # ones there are is not known without asking the device.
     duplicate_W = F.pad(tokens_W[1:] == tokens_W[:-1], (1, 0))
     probs_TW = log_probs_TC[:, tokens_W].double().exp().masked_fill(duplicate_W, 0)
-    return _search_levels(probs_TW, log_probs_TC[:, blank].double().exp(), tokens_W, stops_S, nodes, depth)
+    blank_T = log_probs_TC[:, blank].double().exp()
+    tokens_N, parents_N, masses_N = _search_levels(probs_TW, blank_T, tokens_W, stops_S, nodes, depth)
+    if (missing := nodes - len(tokens_N)) > 0:
+        tokens_N, parents_N = F.pad(tokens_N, (0, missing)), F.pad(parents_N, (0, missing), value=-1)
+        masses_N = F.pad(masses_N, (0, missing))
+    return tokens_N, parents_N, masses_N if min_mass == 0 else masses_N.masked_fill(masses_N < min_mass, 0)
 
 
 def drop_improbable(ranked: RankedNodes, min_mass: float = 0.0) -> Prefixes:

@@ -49,36 +49,23 @@ def fused_prefix_search(
 
 @triton.jit
 def prefix_search_kernel(
-    log_probs_TC,  # float32 or float64, rows of row_stride
-    best_TR,  # int64 [frames, few + 1]: the best classes of every frame, or [frames, all] where few = all - 1
-    stops_S,  # int64
-    # Scratch, float64: token probabilities before the masses of every expanded prefix [nodes + 1, frames], ending in a
-    # blank and either, and of the prefix taken last [frames]
-    probs_TW,
-    in_blank_RT,
-    either_RT,
-    begins_T,
-    repeats_T,
-    keys_RW,  # scratch, int64
-    tokens_N,  # the result, by rank
-    parents_N,
-    masses_N,
-    row_stride,
-    frames,
-    few,
-    best_width,
-    stop_count,
-    blank,
-    nodes,
-    depth,
-    min_mass: tl.constexpr,
-    T: tl.constexpr,  # powers of two: frames,
-    W: tl.constexpr,  # candidate tokens,
-    S: tl.constexpr,  # stop tokens,
-    R: tl.constexpr,  # nodes and the empty prefix
-):
+    log_probs_TC, best_TR, stops_S, probs_TW, in_blank_RT, either_RT, begins_T, repeats_T, keys_RW, tokens_N, parents_N,
+    masses_N, row_stride, frames, few, best_width, stop_count, blank, nodes, depth, min_mass: tl.constexpr,
+    T: tl.constexpr, W: tl.constexpr, S: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Write tokens_N, parents_N and masses_N by rank. T, W, S, R: powers of two that hold the frames, the candidate
+    tokens, the stop tokens, and the nodes with the empty prefix.
+
+    Args:
+        best_TR: the best classes of every frame, few + 1 or all of them.
+        probs_TW: scratch, like all up to keys_RW: token probabilities.
+        in_blank_RT, either_RT: masses of the expanded prefixes before every frame, ending in a blank and either.
+        begins_T, repeats_T: of the prefix taken last, the mass with which a frame begins its token, and the token's
+            probability.
+        keys_RW: masses and tokens of the children of every expanded prefix, as integers that sort by both.
+    """
     tokens_W, real_W = candidates(log_probs_TC, best_TR, probs_TW, row_stride, frames, few, best_width, blank, W)
-    frame_T, row_R, word_W = tl.arange(0, T), tl.arange(0, R), tl.arange(0, W)
+    frame_T, row_R, index_W = tl.arange(0, T), tl.arange(0, R), tl.arange(0, W)
     real_T = frame_T < frames
     stop_S = tl.load(stops_S + tl.arange(0, S), mask=tl.arange(0, S) < stop_count, other=-2)
     tl.store(begins_T + frame_T, tl.zeros([T], tl.float64), mask=real_T)
@@ -90,24 +77,14 @@ def prefix_search_kernel(
     more = nodes > 0
     while more:
         tl.debug_barrier()  # begins_T and repeats_T are read below by other threads than wrote them
-        in_blank = tl.where(row == 0, 1.0, 0.0).to(tl.float64)
-        in_label = tl.full((), 0.0, tl.float64)
-        either_W, in_blank_W = tl.zeros([W], tl.float64), tl.zeros([W], tl.float64)
-        for frame in range(frames):
-            either = in_blank + in_label
-            tl.store(in_blank_RT + row * frames + frame, in_blank)
-            tl.store(either_RT + row * frames + frame, either)
-            probs_W = tl.load(probs_TW + frame * W + word_W)
-            either_W += either * probs_W
-            in_blank_W += in_blank * probs_W
-            in_label = tl.load(begins_T + frame) + in_label * tl.load(repeats_T + frame)
-            in_blank = either * tl.exp(tl.load(log_probs_TC + frame * row_stride + blank).to(tl.float64))
-        # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
-        mass_W = tl.minimum(tl.where(tokens_W == token, in_blank_W, either_W), mass)
+        mass_W = child_masses(
+            log_probs_TC, probs_TW, in_blank_RT, either_RT, begins_T, repeats_T, tokens_W, row, token, mass,
+            row_stride, frames, blank, W,
+        )  # fmt: skip
         is_stop = tl.max((stop_S == token).to(tl.int32), 0) > 0
         possible_W = real_W & (mass_W > 0) & (level < depth) & (is_stop == 0)
         key_W = tl.where(possible_W, rounded(mass_W) | (tokens_W ^ LOW_BITS), 0)
-        tl.store(keys_RW + row * W + word_W, key_W)
+        tl.store(keys_RW + row * W + index_W, key_W)
         best_key_R = tl.where(row_R == row, tl.max(key_W, 0), best_key_R)
         level_R = tl.where(row_R == row, level, level_R)
 
@@ -121,10 +98,10 @@ def prefix_search_kernel(
         more = (best_rank > 0) & (row < nodes)
         if more:
             tl.debug_barrier()
-            parent_token = tl.where(parent > 0, tl.load(tokens_N + parent - 1, mask=parent > 0, other=-1), -1)
-            parent_mass = tl.where(parent > 0, tl.load(masses_N + parent - 1, mask=parent > 0, other=1.0), 1.0)
+            parent_token = tl.load(tokens_N + parent - 1, mask=parent > 0, other=-1)
+            parent_mass = tl.load(masses_N + parent - 1, mask=parent > 0, other=1.0)
             token, level, row = (key & LOW_BITS) ^ LOW_BITS, place // R + 1, row + 1
-            rest_W = tl.load(keys_RW + parent * W + word_W)
+            rest_W = tl.load(keys_RW + parent * W + index_W)
             best_key_R = tl.where(row_R == parent, tl.max(tl.where(rest_W < key, rest_W, 0), 0), best_key_R)
             before_RT = tl.where(token == parent_token, in_blank_RT, either_RT)
             before_T = tl.load(before_RT + parent * frames + frame_T, mask=real_T, other=0)
@@ -135,15 +112,42 @@ def prefix_search_kernel(
             if more:
                 tl.store(begins_T + frame_T, before_T * prob_T, mask=real_T)
                 tl.store(repeats_T + frame_T, prob_T, mask=real_T)
-                tl.store(tokens_N + row - 1, token)
-                tl.store(parents_N + row - 1, parent - 1)
-                tl.store(masses_N + row - 1, mass)
+                store_node(tokens_N, parents_N, masses_N, row - 1, token, parent - 1, mass, more)
             else:
                 row -= 1
-    padding_R = (row_R >= row) & (row_R < nodes)
-    tl.store(tokens_N + row_R, tl.zeros([R], tl.int64), mask=padding_R)
-    tl.store(parents_N + row_R, tl.full([R], -1, tl.int64), mask=padding_R)
-    tl.store(masses_N + row_R, tl.zeros([R], tl.float64), mask=padding_R)
+    none_R = tl.zeros([R], tl.int64)
+    is_padding_R = (row_R >= row) & (row_R < nodes)
+    store_node(tokens_N, parents_N, masses_N, row_R, none_R, none_R - 1, none_R.to(tl.float64), is_padding_R)
+
+
+@triton.jit
+def store_node(tokens_N, parents_N, masses_N, node, token, parent, mass, mask):
+    tl.store(tokens_N + node, token, mask=mask)
+    tl.store(parents_N + node, parent, mask=mask)
+    tl.store(masses_N + node, mass, mask=mask)
+
+
+@triton.jit
+def child_masses(
+    log_probs_TC, probs_TW, in_blank_RT, either_RT, begins_T, repeats_T, tokens_W, row, token, mass, row_stride, frames,
+    blank, W: tl.constexpr,
+):  # fmt: skip
+    """Write the masses of the prefix taken last before every frame; return those of its children."""
+    index_W = tl.arange(0, W)
+    in_blank = tl.where(row == 0, 1.0, 0.0).to(tl.float64)
+    in_label = tl.full((), 0.0, tl.float64)
+    either_W, in_blank_W = tl.zeros([W], tl.float64), tl.zeros([W], tl.float64)
+    for frame in range(frames):
+        either = in_blank + in_label
+        tl.store(in_blank_RT + row * frames + frame, in_blank)
+        tl.store(either_RT + row * frames + frame, either)
+        probs_W = tl.load(probs_TW + frame * W + index_W)
+        either_W += either * probs_W
+        in_blank_W += in_blank * probs_W
+        in_label = tl.load(begins_T + frame) + in_label * tl.load(repeats_T + frame)
+        in_blank = either * tl.exp(tl.load(log_probs_TC + frame * row_stride + blank).to(tl.float64))
+    # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
+    return tl.minimum(tl.where(tokens_W == token, in_blank_W, either_W), mass)
 
 
 @triton.jit
@@ -152,15 +156,15 @@ def candidates(log_probs_TC, best_TR, probs_TW, row_stride, frames, few, best_wi
 
     A token that several frames choose occurs several times, with equal keys, of which the search takes one.
     """
-    word_W = tl.arange(0, W)
-    real_W = word_W < frames * few
-    best_W = best_TR + word_W // few * best_width
-    class_W = tl.load(best_W + word_W % few, mask=real_W, other=-3)
+    index_W = tl.arange(0, W)
+    real_W = index_W < frames * few
+    best_W = best_TR + index_W // few * best_width
+    class_W = tl.load(best_W + index_W % few, mask=real_W, other=-3)
     # Where the blank is among the best classes, one more class replaces it.
     tokens_W = tl.where(class_W == blank, tl.load(best_W + few, mask=real_W, other=-3), class_W)
     for frame in range(frames):
         log_prob_W = tl.load(log_probs_TC + frame * row_stride + tokens_W, mask=real_W, other=-float("inf"))
-        tl.store(probs_TW + frame * W + word_W, tl.exp(log_prob_W.to(tl.float64)))
+        tl.store(probs_TW + frame * W + index_W, tl.exp(log_prob_W.to(tl.float64)))
     return tokens_W, real_W
 
 

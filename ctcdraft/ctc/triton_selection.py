@@ -8,8 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from ctcdraft.ctc.prefix_search import MAX_CHILDREN
-from ctcdraft.ctc.triton_conditioned import RANK_AT_ONCE, TOKENS, block_count, shapes, sizes
-from ctcdraft.ctc.triton_factors import as_factor, factors, token_probs
+from ctcdraft.ctc.triton_conditioned import (
+    RANK_AT_ONCE,
+    TOKENS,
+    as_factor,
+    block_count,
+    factors,
+    shapes,
+    sizes,
+    token_probs,
+)
 from ctcdraft.ctc.triton_prefix import LOW_BITS, rounded
 from ctcdraft.fused import block
 
@@ -79,9 +87,9 @@ def mass_kernel(
     token_stride, rank_stride, frames, vocabulary, rank, rows, blocks, is_empty: tl.constexpr, merges: tl.constexpr,
     V: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    pair, word_V = tl.program_id(0), tl.arange(0, V)
+    pair, index_V = tl.program_id(0), tl.arange(0, V)
     chosen = tl.load(chosen_P + pair)
-    row, token_V = chosen // blocks, chosen % blocks * V + word_V
+    row, token_V = chosen // blocks, chosen % blocks * V + index_V
     real_V = token_V < vocabulary
     logits_V = tl.zeros([V], tl.float32)
     for start in range(0, rank, R):
@@ -106,17 +114,17 @@ def mass_kernel(
     # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
     mass_V = tl.minimum(mass_V, max_mass)
     key_V = tl.where(real_V & (mass_V > 0), rounded(mass_V) | (token_V ^ LOW_BITS), 0)
-    tl.store(keys_PV + pair * V + word_V, key_V)
-    tl.store(masses_PV + pair * V + word_V, mass_V)
+    tl.store(keys_PV + pair * V + index_V, key_V)
+    tl.store(masses_PV + pair * V + index_V, mass_V)
 
 
 @triton.jit
 def select_kernel(
     chosen_P, keys_PV, masses_PV, tokens_N, rows_N, masses_N, pairs, blocks, nodes, P: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    pair_P, word_V = tl.arange(0, P), tl.arange(0, V)
+    pair_P, index_V = tl.arange(0, P), tl.arange(0, V)
     chosen_index_P = tl.load(chosen_P + pair_P, mask=pair_P < pairs, other=0)
-    place_PV = pair_P[:, None] * V + word_V[None, :]
+    place_PV = pair_P[:, None] * V + index_V[None, :]
     best_key_P = tl.max(tl.load(keys_PV + place_PV, mask=pair_P[:, None] < pairs, other=0), 1)
     for node in range(nodes):
         # Equal masses: by the parent's row and the block of tokens, then (within a pair) by token id.
@@ -127,7 +135,7 @@ def select_kernel(
         pair = tl.max(tl.where(is_pair_P, pair_P, 0), 0)
         key = tl.max(tl.where(is_pair_P, best_key_P, 0), 0)
         token = (key & LOW_BITS) ^ LOW_BITS
-        keys_V = tl.load(keys_PV + pair * V + word_V)
+        keys_V = tl.load(keys_PV + pair * V + index_V)
         best_key_P = tl.where(is_pair_P, tl.max(tl.where(keys_V < key, keys_V, 0), 0), best_key_P)
         mass = tl.load(masses_PV + pair * V + token % V, mask=best_rank > 0, other=0)
         tl.store(tokens_N + node, tl.where(best_rank > 0, token, 0))

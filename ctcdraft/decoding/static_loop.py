@@ -6,8 +6,8 @@ memory. So a response ends one step after its stop token or length limit; what t
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +18,6 @@ from ctcdraft.decoding.compiled_forward import CompiledForward
 from ctcdraft.decoding.loop import Drafter, commit
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, GenerationResult
 from ctcdraft.decoding.static_cache import StaticCache
-from ctcdraft.decoding.static_context import StepReport
 from ctcdraft.decoding.static_step import StaticDecoder, Watch, can_capture
 from ctcdraft.errors import InputError
 
@@ -143,6 +142,21 @@ class StaticShapes:
         )
 
 
+@dataclass(frozen=True)
+class StepReport:
+    """The outcome of a step on the host."""
+
+    tokens: tuple[int, ...]  # committed, the bonus token last
+    has_rejected_child: bool
+    drafted: int  # depth of the tree
+    nodes: int  # of the tree, without padding
+
+    @classmethod
+    def of(cls, values: Sequence[int]) -> StepReport:
+        length, has_child, drafted, nodes, *tokens = values
+        return cls(tuple(tokens[:length]), bool(has_child), drafted, nodes)
+
+
 def append_tokens(report: StepReport, limit: int, response: list[int], stops: Collection[int]) -> DecodeStep:
     """Append the tokens of a step, at most `limit`, to the response; return the step's counts."""
     tokens = report.tokens[:limit]
@@ -170,10 +184,9 @@ class Transfers:
 
     def previous(self) -> StepReport | None:
         """Wait for the report of the step before the newest one; None if there is none."""
-        return None if self.count < 2 else self.report(self.count - 2)
-
-    def report(self, number: int) -> StepReport:
-        slot = number % 2
+        if self.count < 2:
+            return None
+        slot = self.count % 2
         if (event := self.events[slot]) is not None:
             event.synchronize()
         return StepReport.of(self.buffers[slot].tolist())

@@ -12,23 +12,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ctcdraft.decoding.loop import Drafter, prefill, refuse_over_budget
-from ctcdraft.decoding.sampling import GumbelNoise
-from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.sampling import GumbelNoise, unwarped_log_probs
+from ctcdraft.decoding.settings import DecodingSettings, LogitsProcessor
 from ctcdraft.decoding.static_cache import StaticCache
-from ctcdraft.decoding.static_context import StaticContext
 from ctcdraft.decoding.step_operations import COUNTS, commit_matches
 from ctcdraft.decoding.verification import sample_base_tokens
 from ctcdraft.errors import InputError, first_line
 
 ROW_STEP = 256  # attention sees a multiple of so many rows, so that few graphs serve a growing text
 Watch = Callable[[str, Callable[[], Any]], Any]  # called with a part's name and its function
+
+
+@dataclass(frozen=True)
+class StaticContext:
+    """All inputs of a draft, like loop.Context; of the new tokens and hidden states count_1 are real."""
+
+    root_1: Tensor
+    new_tokens_K: Tensor  # committed since the last draft, the root being the newest
+    new_states_KD: Tensor  # of the tokens before them
+    count_1: Tensor | None  # None: all, in the first draft of a text
+    last_1: Tensor  # count_1 - 1
+    nodes: int
+    new_cache: Callable[..., StaticCache]  # (layers, rows beyond the text, position ids of the drafter)
+    logits_processor: LogitsProcessor = unwarped_log_probs
+    min_path_prob: float = 0.0
+    tokens_L: Tensor | None = None  # the whole text, in its first draft
+    padded = True
+
+    @property
+    def root(self) -> Tensor:
+        return self.root_1[0]
+
+    @property
+    def depth(self) -> int:
+        return self.nodes - 1
+
+    def newest(self, x_BKX: Tensor) -> Tensor:
+        """Return the row of the newest token, [B, 1, X]."""
+        return x_BKX[:, -1:] if self.count_1 is None else x_BKX.index_select(1, self.last_1)
 
 
 class StaticDecoder:
@@ -48,7 +76,7 @@ class StaticDecoder:
         numbers = {"dtype": torch.int64, "device": self.device}
         self.root_1, self.count_1, self.last_1, self.key_1 = (torch.zeros(1, **numbers) for _ in range(4))
         self.new_tokens_P = torch.zeros(longest, **numbers)
-        self.new_states_PD: Any = None  # allocated with the first text, which tells their width and dtype
+        self.new_states_PD: Any = None  # allocated with the first text, of the width and dtype of its states
         self.report_R = torch.zeros(COUNTS + longest, **numbers)
         self.noise = GumbelNoise(0, self.key_1) if settings.temperature > 0 else None
         self.memory: Any = None
@@ -73,34 +101,21 @@ class StaticDecoder:
         first = prefill(self.base, self.cache.exact, prompt_L, self.settings, self.noise)
         self.cache.adopt_prompt()
         self.memory, self._next_cache = None, 0
+        tokens_L, states_KD = first.tokens_L, first.new_states_KD
         if self.new_states_PD is None:
-            self.new_states_PD = first.new_states_KD.new_zeros(len(self.new_tokens_P), first.new_states_KD.shape[1])
-        self.root_1.copy_(first.tokens_L[-1:])
-        context = replace(
-            self.context(),
-            new_tokens_K=first.tokens_L[1:],
-            new_states_KD=first.new_states_KD,
-            count_1=None,
-            tokens_L=first.tokens_L,
+            self.new_states_PD = states_KD.new_zeros(len(self.new_tokens_P), states_KD.shape[1])
+        self.root_1.copy_(tokens_L[-1:])
+        return int(tokens_L[-1]), replace(
+            self.context(), new_tokens_K=tokens_L[1:], new_states_KD=states_KD, count_1=None, tokens_L=tokens_L
         )
-        return int(first.tokens_L[-1]), context
 
     def context(self) -> StaticContext:
         """Return the context in the memory that steps write to."""
-        process = self.settings.process_draft_logits
-        return StaticContext(
-            self.root_1,
-            self.new_tokens_P,
-            self.new_states_PD,
-            self.count_1,
-            self.last_1,
-            self.settings.nodes,
-            self.draft_cache,
-            process,
-        )
+        new = self.root_1, self.new_tokens_P, self.new_states_PD, self.count_1, self.last_1
+        return StaticContext(*new, self.settings.nodes, self.draft_cache, self.settings.process_draft_logits)
 
     def draft_cache(self, layers: int, rows: int, positions: int | None = None) -> StaticCache:
-        """Return an empty cache for a drafter's memory: in every text the same ones, in the order of being asked.
+        """Return an empty cache for a drafter's memory: in every text the same ones, in the order of the calls.
 
         positions: position ids of the drafter; None: those of the base.
         """

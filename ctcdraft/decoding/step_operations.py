@@ -97,6 +97,17 @@ def text_rows(
     return rows_N, (length_1 + offsets_N).clamp(max=positions - 1), mask_NM
 
 
+def deepest_match(
+    tokens_N: Tensor, parents_N: Tensor, depths_N: Tensor, ancestors_NN: Tensor, base_tokens_N: Tensor
+) -> Tensor:
+    """Return the deepest node, [1], whose path has the base's own tokens; of equals the first."""
+    agrees_N = tokens_N == base_tokens_N[parents_N]
+    agrees_N[:1].fill_(True)  # the root is committed; its parent, -1, stood for the last node
+    accepted_N = (ancestors_NN <= agrees_N).all(dim=1)  # <= of truth values is "implies"
+    # One element and not a scalar, for which torch would ask the device.
+    return (depths_N * accepted_N).argmax(dim=0, keepdim=True)
+
+
 @fused(KERNELS, launches=1, writes=("root_1", "new_tokens_P", "count_1", "last_1", "report_R", "length_1"))
 def commit_matches(
     tokens_N: Tensor, parents_N: Tensor, depths_N: Tensor, ancestors_NN: Tensor, base_tokens_N: Tensor,
@@ -116,10 +127,7 @@ def commit_matches(
         target_1 = length_1.clone()
         length_1.add_(1)
         return torch.zeros_like(target_1), target_1, target_1.clone()
-    agrees_N = tokens_N == base_tokens_N[parents_N]
-    agrees_N[:1].fill_(True)  # the root is committed; its parent, -1, stood for the last node
-    accepted_N = (ancestors_NN <= agrees_N).all(dim=1)  # <= of truth values is "implies"
-    node_1 = (depths_N * accepted_N).argmax(dim=0, keepdim=True)
+    node_1 = deepest_match(tokens_N, parents_N, depths_N, ancestors_NN, base_tokens_N)
     depth_1, bonus_1 = depths_N.gather(0, node_1), base_tokens_N.gather(0, node_1)
     slots_N = torch.where(ancestors_NN.index_select(0, node_1)[0], depths_N, height + 1)
     path = torch.zeros(height + 2, dtype=torch.int64, device=tokens_N.device)

@@ -81,23 +81,10 @@ def new_rows(
 
 @triton.jit
 def level_kernel(
-    length_1,
-    seen_XR,
-    parents_K,
-    depths_K,
-    rows_K,
-    position_ids_K,
-    mask_KM,
-    seen_KR,
-    above,  # drafted rows that seen_XR knows
-    drafted,  # all drafted rows
-    before,  # those before the new ones
-    depth,
-    visible,
-    positions,
-    is_level: tl.constexpr,
-    M: tl.constexpr,
-):
+    length_1, seen_XR, parents_K, depths_K, rows_K, position_ids_K, mask_KM, seen_KR, above, drafted, before, depth,
+    visible, positions, is_level: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Numbers of drafted rows: above, those that seen_XR knows; before, those before the new ones; drafted, all."""
     new, length = tl.program_id(0), tl.load(length_1)
     seen = new
     if is_level:

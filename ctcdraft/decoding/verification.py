@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.sampling import GumbelNoise
+from ctcdraft.decoding.step_operations import deepest_match
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree, VerifyResult
 from ctcdraft.errors import check_float
 
@@ -55,10 +56,7 @@ def match_on_device(
 ) -> VerifyResult:
     """Do `match` for all nodes at once, without host synchronisation."""
     base_tokens_N = sample_base_tokens(log_probs_NV, noise, root_position, tree)
-    agrees_N = tree.tokens_N == base_tokens_N[tree.parents_N]
-    agrees_N[:1].fill_(True)  # the root is committed; its parent, -1, stood for the last node
-    # One element and not a scalar, for which torch would ask the device.
-    last_1 = (tree.depths_N * connected_to_root(tree, agrees_N)).argmax(dim=0, keepdim=True)
+    last_1 = deepest_match(tree.tokens_N, tree.parents_N, tree.depths_N, tree.ancestors_NN, base_tokens_N)
     length_1 = tree.depths_N.gather(0, last_1) + 1
     return VerifyResult(path_to(tree, last_1), length_1[0], base_tokens_N.gather(0, last_1)[0])
 

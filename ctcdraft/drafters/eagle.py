@@ -14,7 +14,7 @@ from ctcdraft.drafters.sequential import LevelAttention, SequentialDrafter, deco
 from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import check_float
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.nn.block_operations import embed_beside, is_plain_lookup
+from ctcdraft.nn.block_operations import embed_rows
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
 from ctcdraft.nn.masks import gather_following, packed_causal_mask
 
@@ -78,12 +78,6 @@ class Eagle(SequentialDrafter):
         last_BLD = states_BLD[..., : self.fuse.out_features]  # of several layers the last one comes first
         return self.fuse(torch.cat([self.embedding(tokens_BL).to(self.dtype), last_BLD.to(self.dtype)], dim=-1))
 
-    def fuse_rows(self, tokens_K: Tensor, states_XD: Tensor, rows_K: Tensor) -> Tensor:
-        """Return `fuse_inputs` of tokens and these rows of predicted states."""
-        if not is_plain_lookup(self.embedding, tokens_K):
-            return self.fuse_inputs(tokens_K, states_XD[rows_K])
-        return self.fuse(embed_beside(self.embedding.weight, tokens_K, states_XD, rows_K, True))
-
     def step_function(self, context: Context, memory: KVCache | None) -> EagleStepFunction:
         # Cache row t is computed from h[t] and x[t+1]; the newest row has the root.
         if memory is None:
@@ -109,7 +103,8 @@ class EagleStepFunction:
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
         if level := self.levels.next_level(rows_K):
             position_ids_K, seen_KM = level
-            fused_BKD = self.drafter.fuse_rows(tokens_K, self.states_KD, rows_K)[None]
+            inputs_KE = embed_rows(self.drafter.embedding, tokens_K, self.states_KD, rows_K, True)
+            fused_BKD = self.drafter.fuse(inputs_KE)[None]
             self.states_KD = self.drafter.block(fused_BKD, position_ids_K, self.memory, seen_KM)[0]
         return self.drafter.head(self.states_KD).float().log_softmax(dim=-1)
 

@@ -15,7 +15,7 @@ from ctcdraft.drafters.sequential import SequentialDrafter, decoder_layer, teach
 from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.nn.block_operations import embed_beside, is_plain_lookup
+from ctcdraft.nn.block_operations import embed_rows
 from ctcdraft.nn.bodies import residual_branch
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
 from ctcdraft.nn.masks import packed_causal_mask
@@ -127,12 +127,7 @@ class HydraStepFunction:
     level: int = 0
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
-        embedding = self.drafter.embedding
-        if is_plain_lookup(embedding, tokens_K):
-            self.inputs_KE = embed_beside(embedding.weight, tokens_K, self.inputs_KE, rows_K, False)
-        else:
-            embeddings_KD = embedding(tokens_K).to(self.inputs_KE.dtype)
-            self.inputs_KE = torch.cat([self.inputs_KE[rows_K], embeddings_KD], dim=1)
+        self.inputs_KE = embed_rows(self.drafter.embedding, tokens_K, self.inputs_KE, rows_K, False)
         states_KD = self.drafter.heads[self.level](self.inputs_KE)
         self.level += 1
         return self.drafter.head(states_KD).float().log_softmax(dim=-1)

@@ -29,7 +29,7 @@ class ReleasableStepFunction(StepFunction, Protocol):
 
 
 class SequentialDrafter(DraftHead):
-    """A drafter of several dependent steps: `step_function` gives next-token distributions, `tree` asks for them.
+    """A drafter of several dependent steps: `tree` is built from the next-token distributions of `step_function`.
 
     Frame t is the distribution of label t given the root and the labels before it, all teacher-forced in training.
     `frames` is the number of frames per anchor in training and the maximal depth of the tree.

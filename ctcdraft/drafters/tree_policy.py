@@ -188,7 +188,7 @@ class AdaptivePolicy:
     @classmethod
     def of(cls, costs: StepCosts, model: AcceptanceModel, trees: Sequence[TreeNodes]) -> Self:
         """Return the policy for a drafter with these calibration trees of the largest size."""
-        if not trees:  # the calibration texts end at once: nothing speaks for drafting
+        if not trees:  # the calibration texts end at once: draft tokens count as never accepted
             return cls.uncut(costs, (1.0,) * len(costs.nodes), model)
         expected = np.stack([tree.expected_tokens(costs.nodes) for tree in trees])  # steps x sizes
         rest, draft, rate = np.asarray(costs.rest), np.asarray(costs.draft), 1.0

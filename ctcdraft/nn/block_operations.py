@@ -63,6 +63,14 @@ def is_plain_lookup(embedding: nn.Module, tokens_K: Tensor) -> bool:
     return not tokens_K.is_cpu and type(embedding) is nn.Embedding
 
 
+def embed_rows(embedding: nn.Module, tokens_K: Tensor, states_XE: Tensor, rows_K: Tensor, tokens_first: bool) -> Tensor:
+    """Return `embed_beside` of any embedding."""
+    if is_plain_lookup(embedding, tokens_K):
+        return embed_beside(embedding.weight, tokens_K, states_XE, rows_K, tokens_first)
+    parts = [embedding(tokens_K).to(states_XE.dtype), states_XE[rows_K]]
+    return torch.cat(parts if tokens_first else parts[::-1], dim=1)
+
+
 def add_linear(residual_XD: Tensor, layer: nn.Module, x_XE: Tensor) -> Tensor:
     """Return residual + layer(x), which on an accelerator may be written over the residual.
 

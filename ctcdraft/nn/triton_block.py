@@ -118,10 +118,20 @@ def gru_step(
 
 
 @triton.jit
-def add_gate(x_KD, weight, gate_R, real_R, index_D, real_D, gate_stride, column_stride, sums_KR):
-    place_DR = gate_R[None, :] * gate_stride + index_D[:, None] * column_stride
-    weight_DR = tl.load(weight + place_DR, mask=real_D[:, None] & real_R[None, :], other=0).to(tl.float32)
-    return tl.dot(x_KD, weight_DR, sums_KR, input_precision="ieee")
+def add_gates(
+    x_KD, weight, out_R, rank, index_D, real_D, gate_stride, column_stride, reset_KR, update_KR, new_KR
+):  # fmt: skip
+    """Add x times the rows of the three gates to their sums."""
+    real_DR = real_D[:, None] & (out_R < rank)[None, :]
+    place_DR = out_R[None, :] * gate_stride + index_D[:, None] * column_stride
+    reset_DR = tl.load(weight + place_DR, mask=real_DR, other=0).to(tl.float32)
+    update_DR = tl.load(weight + place_DR + rank * gate_stride, mask=real_DR, other=0).to(tl.float32)
+    new_DR = tl.load(weight + place_DR + 2 * rank * gate_stride, mask=real_DR, other=0).to(tl.float32)
+    return (
+        tl.dot(x_KD, reset_DR, reset_KR, input_precision="ieee"),
+        tl.dot(x_KD, update_DR, update_KR, input_precision="ieee"),
+        tl.dot(x_KD, new_DR, new_KR, input_precision="ieee"),
+    )
 
 
 @triton.jit
@@ -134,11 +144,8 @@ def gru_kernel(
     real_K, real_R = index_K < count, out_R < rank
     token_K = tl.load(tokens_K + index_K, mask=real_K, other=0)
     row_K = tl.load(rows_K + index_K, mask=real_K, other=0)
-    reset_KR, update_KR, new_KR = (
-        tl.zeros([K, R], tl.float32),
-        tl.zeros([K, R], tl.float32),
-        tl.zeros([K, R], tl.float32),
-    )
+    reset_KR, update_KR = tl.zeros([K, R], tl.float32), tl.zeros([K, R], tl.float32)
+    new_KR, recurrent_KR = tl.zeros([K, R], tl.float32), tl.zeros([K, R], tl.float32)
     squares_K = tl.zeros([K], tl.float32)
     for start in range(0, width, D):
         index_D = start + tl.arange(0, D)
@@ -147,44 +154,29 @@ def gru_kernel(
         x_KD = tl.load(table_VD + place_KD, mask=real_K[:, None] & real_D[None, :], other=0).to(tl.float32)
         squares_K += tl.sum(x_KD * x_KD, 1)
         x_KD *= tl.load(norm_D + index_D, mask=real_D, other=0).to(tl.float32)[None, :]
-        reset_KR = add_gate(x_KD, input_GD, out_R, real_R, index_D, real_D, input_gate, input_column, reset_KR)
-        update_KR = add_gate(x_KD, input_GD, rank + out_R, real_R, index_D, real_D, input_gate, input_column, update_KR)
-        new_KR = add_gate(x_KD, input_GD, 2 * rank + out_R, real_R, index_D, real_D, input_gate, input_column, new_KR)
+        reset_KR, update_KR, new_KR = add_gates(
+            x_KD, input_GD, out_R, rank, index_D, real_D, input_gate, input_column, reset_KR, update_KR, new_KR
+        )
     scale_K1 = (1 / tl.sqrt(squares_K / width + epsilon))[:, None]
     reset_KR, update_KR, new_KR = reset_KR * scale_K1, update_KR * scale_K1, new_KR * scale_K1
-    recurrent_KR = tl.zeros([K, R], tl.float32)
     for start in range(0, rank, D):
         index_D = start + tl.arange(0, D)
         real_D = index_D < rank
         place_KD = row_K[:, None] * memory_row + index_D[None, :]
         h_KD = tl.load(memory_XR + place_KD, mask=real_K[:, None] & real_D[None, :], other=0).to(tl.float32)
-        reset_KR = add_gate(
-            h_KD, recurrent_GR, out_R, real_R, index_D, real_D, recurrent_gate, recurrent_column, reset_KR
-        )
-        update_KR = add_gate(
-            h_KD, recurrent_GR, rank + out_R, real_R, index_D, real_D, recurrent_gate, recurrent_column, update_KR
-        )
-        recurrent_KR = add_gate(
-            h_KD,
-            recurrent_GR,
-            2 * rank + out_R,
-            real_R,
-            index_D,
-            real_D,
-            recurrent_gate,
-            recurrent_column,
+        reset_KR, update_KR, recurrent_KR = add_gates(
+            h_KD, recurrent_GR, out_R, rank, index_D, real_D, recurrent_gate, recurrent_column, reset_KR, update_KR,
             recurrent_KR,
-        )
+        )  # fmt: skip
     reset_KR = tl.sigmoid(reset_KR + bias_of(input_bias_G, out_R, real_R) + bias_of(recurrent_bias_G, out_R, real_R))
-    update_R = bias_of(input_bias_G, rank + out_R, real_R) + bias_of(recurrent_bias_G, rank + out_R, real_R)
-    recurrent_KR += bias_of(recurrent_bias_G, 2 * rank + out_R, real_R)
-    new_KR = (
-        2 * tl.sigmoid(2 * (new_KR + bias_of(input_bias_G, 2 * rank + out_R, real_R) + reset_KR * recurrent_KR)) - 1
-    )
+    update_KR += bias_of(input_bias_G + rank, out_R, real_R) + bias_of(recurrent_bias_G + rank, out_R, real_R)
+    recurrent_KR += bias_of(recurrent_bias_G + 2 * rank, out_R, real_R)
+    new_KR += bias_of(input_bias_G + 2 * rank, out_R, real_R) + reset_KR * recurrent_KR
+    new_KR = 2 * tl.sigmoid(2 * new_KR) - 1  # the hyperbolic tangent
     place_KR = row_K[:, None] * memory_row + out_R[None, :]
     real_KR = real_K[:, None] & real_R[None, :]
     before_KR = tl.load(memory_XR + place_KR, mask=real_KR, other=0).to(tl.float32)
-    next_KR = new_KR + tl.sigmoid(update_KR + update_R) * (before_KR - new_KR)
+    next_KR = new_KR + tl.sigmoid(update_KR) * (before_KR - new_KR)
     place_KR = index_K[:, None] * rank + out_R[None, :]
     tl.store(out_KR + place_KR, next_KR.to(out_KR.dtype.element_ty), mask=real_KR)
 

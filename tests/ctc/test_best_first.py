@@ -1,4 +1,4 @@
-"""Best-first search against its vectorised twin and every alignment: the same nodes in the same order."""
+"""Best-first search against the search by levels and every alignment: the same nodes in the same order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 from truths import slow_prefix_search
-from truths_search import best_first_search
 
 from ctcdraft.ctc import best_first
 from ctcdraft.ctc.best_first import compiled_search
@@ -36,10 +35,10 @@ def frames(seed: int, count: int, classes: int, sharp: float = 2.0, zeros: float
 
 def test_by_hand():
     example_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
-    assert best_first_search(example_TC, 2, 3, 2)[:2] == ([0, 1, 1], [-1, -1, 0])
-    assert best_first_search(example_TC, 2, 3, 2)[2] == pytest.approx([5 / 8, 5 / 16, 1 / 8])
-    assert best_first_search(example_TC, 2, 0, 2) == best_first_search(example_TC, 2, 3, 2, depth=0) == ([], [], [])
-    assert best_first_search(example_TC, 2, 9, 2, stop_token_ids=(0,))[:2] == ([0, 1, 0], [-1, -1, 1])
+    assert compiled_search(example_TC, 2, 3, 2)[:2] == ([0, 1, 1], [-1, -1, 0])
+    assert compiled_search(example_TC, 2, 3, 2)[2] == pytest.approx([5 / 8, 5 / 16, 1 / 8])
+    assert compiled_search(example_TC, 2, 0, 2) == compiled_search(example_TC, 2, 3, 2, depth=0) == ([], [], [])
+    assert compiled_search(example_TC, 2, 9, 2, stop_token_ids=(0,))[:2] == ([0, 1, 0], [-1, -1, 1])
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 13, 400])
@@ -51,11 +50,11 @@ def test_every_alignment(seed, nodes):
     probs_TC = log_probs_TC.exp().tolist()
     for stops, depth in [((), None), ((classes - 1,), None), ((), 2), ((0,), 3)]:
         truth = slow_prefix_search(probs_TC, blank, nodes, stop_token_ids=stops, depth=depth)
-        nodes_found = best_first_search(log_probs_TC, blank, nodes, classes + 3, stops, depth)
+        nodes_found = compiled_search(log_probs_TC, blank, nodes, classes + 3, stops, depth)
         assert texts_of(*nodes_found) == [text for text, _ in truth]
         assert nodes_found[2] == pytest.approx([mass for _, mass in truth])
         at_least = min(0.05, nodes_found[2][-1]) + 1e-9
-        probable = best_first_search(log_probs_TC, blank, nodes, classes + 3, stops, depth, at_least)
+        probable = compiled_search(log_probs_TC, blank, nodes, classes + 3, stops, depth, at_least)
         assert texts_of(*probable) == [text for text, mass in truth if mass >= at_least]
 
 
@@ -69,32 +68,23 @@ def test_ties_are_broken_as_the_truth_breaks_them(seed):
     thirds_TC = torch.tensor([[1 / 3, 1 / 3, 0, 1 / 3]] * 4, dtype=torch.float64)
     for probs_TC, nodes in itertools.product((uniform_TC, eighths_TC, thirds_TC), (2, 5, 11)):
         truth = slow_prefix_search(probs_TC.tolist(), seed % 4, nodes)
-        nodes_found = best_first_search(probs_TC.log(), seed % 4, nodes, 3)
+        nodes_found = compiled_search(probs_TC.log(), seed % 4, nodes, 3)
         assert texts_of(*nodes_found) == [text for text, _ in truth]
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_the_vectorised_twin(seed):
-    """Frames as wide as real ones: flat and sharp, with and without ties, few tokens per frame, in float32."""
-    log_probs_TC = frames(seed, 1 + seed % 8, 60, sharp=(0.0, 1.0, 3.0, 6.0)[seed % 4], zeros=(seed % 3) / 5).float()
-    for nodes, tokens_per_frame, stops, depth in [(7, 16, (3, 8), None), (15, 4, (), 3), (31, 16, (5,), None)]:
-        for min_mass in (0.0, 0.01):
-            twin = prefix_search(log_probs_TC, 59, nodes, tokens_per_frame, stops, depth, min_mass)
-            few = best_first_search(log_probs_TC, 59, nodes, tokens_per_frame, stops, depth, min_mass)
-            assert few[:2] == (twin.tokens_N.tolist(), twin.parents_N.tolist())
-            assert few[2] == pytest.approx(twin.masses_N.tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("seed", range(40))
-def test_machine_code_does_what_python_does(seed, dtype):
-    """To the last bit of the masses; with ties, with stop tokens, where no token is possible."""
+def test_what_the_search_by_levels_finds(seed, dtype):
+    """Flat and sharp frames, as wide as real ones; with ties, with stop tokens, where no token is possible."""
     log_probs_TC = frames(seed, 1 + seed % 8, (4, 60, 300)[seed % 3], (0.0, 1.0, 3.0, 6.0)[seed % 4], (seed % 3) / 5)
     quarters_TC = (4 * log_probs_TC.exp()).round().div(4).log()
-    for frames_TC, nodes, tokens in itertools.product((log_probs_TC, quarters_TC), (0, 1, 15, 63), (1, 4, 16)):
+    for frames_TC, nodes, tokens in itertools.product((log_probs_TC, quarters_TC), (1, 15, 63), (1, 4, 16)):
         for limits in (((), None, 0.0), ((3,), 2, 0.01), ((0, 1), 9, 0.05)):
             arguments = frames_TC.to(dtype), seed % 4, nodes, tokens, *limits
-            assert compiled_search(*arguments) == best_first_search(*arguments)
+            by_levels, (tokens_found, parents, masses) = prefix_search(*arguments), compiled_search(*arguments)
+            assert tokens_found == by_levels.tokens_N.tolist()
+            assert parents == by_levels.parents_N.tolist()
+            assert masses == pytest.approx(by_levels.masses_N.tolist(), rel=1e-12)
 
 
 def test_without_numba_the_search_by_levels_gives_the_tree(monkeypatch):
@@ -127,7 +117,5 @@ def test_lists_become_a_tree():
 
 def test_bad_requests_are_refused_in_a_sentence():
     sure_TC = torch.zeros(2, 3).log_softmax(-1)
-    with pytest.raises(ValueError, match="blank is class 3, but the frames have classes 0 to 2"):
-        best_first_search(sure_TC, 3, 4, 2)
     with pytest.raises(ValueError, match="blank is class 3, but the frames have classes 0 to 2"):
         compiled_search(sure_TC, 3, 4, 2)

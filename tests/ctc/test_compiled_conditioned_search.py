@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_best_first import texts_of
 from test_conditioned_search import VOCABULARY, begin, frame_distribution_of, frames
-from truths import slow_collapse
-from truths_heads import beginnings, slow_best, slow_conditioned_texts
+from truths import beginnings, slow_best, slow_collapse
+from truths_heads import slow_conditioned_texts
 
 from ctcdraft.ctc import best_first
 from ctcdraft.ctc.best_first import compiled_conditioned_search

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from truths import slow_collapse
-from truths_heads import beginnings, slow_best, slow_conditioned_texts, slow_products
+from truths import beginnings, slow_best, slow_collapse, slow_tree_from_paths, texts_of
+from truths_heads import slow_conditioned_texts, slow_products
+from truths_trees import texts
 
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.forward import likelihoods
 from ctcdraft.ctc.prefix_search import prefix_search
-from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
+from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch, rank_sequences
 from ctcdraft.drafters.trees.dynamic import build_dynamic_tree
 from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction, PerFrameTree, StaticPerFrameTree
 from ctcdraft.drafters.trees.request import ConditionedFrames, TreeRequest
@@ -53,13 +54,6 @@ def frame_distribution_of(conditioned: ConditionedFrames):
     return distribution
 
 
-def texts_of(prefixes) -> list[tuple[int, ...]]:
-    texts: list[tuple[int, ...]] = []
-    for token, parent in zip(prefixes.tokens_N.tolist(), prefixes.parents_N.tolist(), strict=True):
-        texts.append(((*texts[parent], token)) if parent >= 0 else (token,))
-    return texts
-
-
 class Forbids:
     """States where after "a" (token 0) only the blank is possible."""
 
@@ -88,13 +82,13 @@ def test_search_by_hand():
 def test_prefix_search_sums_every_alignment(kind, seed):
     log_probs_TC = frames(seed, 1 + seed % 5)
     conditioned = begin(kind, log_probs_TC)
-    texts = slow_conditioned_texts(
+    masses = slow_conditioned_texts(
         frame_distribution_of(conditioned), len(log_probs_TC), VOCABULARY + 1, blank=VOCABULARY
     )
-    assert sum(texts.values()) == pytest.approx(1)
+    assert sum(masses.values()) == pytest.approx(1)
     for nodes, stops, depth in [(1, (), 99), (9, (), 99), (300, (), 99), (30, (0,), 99), (30, (), 2)]:
         prefixes = conditioned_prefix_search(log_probs_TC, conditioned, nodes, stops, depth)
-        truth = slow_best(beginnings(texts), nodes, stops, depth)
+        truth = slow_best(beginnings(masses), nodes, stops, depth)
         assert texts_of(prefixes) == [text for text, _ in truth]
         assert prefixes.masses_N.tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
 
@@ -132,10 +126,7 @@ def test_per_frame_trees_hold_the_best_products(kind, nodes):
 
     masses = slow_products(distribution, 3, VOCABULARY)
     tree = PerFrameTree(None)(log_probs_TC, TreeRequest(ROOT, 3, nodes), conditioned)
-    texts: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True):
-        texts.append((*texts[parent], token))
-    assert set(texts[1:]) == set(sorted(masses, key=lambda text: -masses[text])[: nodes - 1])
+    assert set(texts(tree)) == set(sorted(masses, key=lambda text: -masses[text])[: nodes - 1])
     wide = build_dynamic_tree(
         PerFrameStepFunction(log_probs_TC, conditioned), TreeRequest(ROOT, 3, nodes, (0,)), nodes, nodes
     )
@@ -150,10 +141,6 @@ def test_fixed_ranks_are_conditioned_on_their_own_path():
     log_probs_TC = frames(7, 4)
     conditioned = begin(GRUCorrection, log_probs_TC, strength=2.0)
     distribution = frame_distribution_of(conditioned)
-    from truths import slow_tree_from_paths
-
-    from ctcdraft.drafters.trees.ctc import rank_sequences
-
     paths = []
     for ranks in rank_sequences(4, 3, 12, 0.4, torch.device("cpu")).tolist():
         classes: list[int] = []
@@ -167,13 +154,9 @@ def test_fixed_ranks_are_conditioned_on_their_own_path():
 
     sparse = StaticPerFrameTree([[0], [1], [0, 0], [1, 1], [0, 0, 1]])
     tree = sparse(log_probs_TC, TreeRequest(ROOT, 4, 9), conditioned)
-    texts: list[tuple[int, ...]] = [()]
-    for choice, token, parent in zip(
-        sparse.step_tree.choices, tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True
-    ):
-        probs = distribution(len(choice) - 1, texts[parent])[:VOCABULARY]
-        assert token == sorted(range(VOCABULARY), key=lambda c: -probs[c])[choice[-1]]
-        texts.append((*texts[parent], token))
+    for choice, text in zip(sparse.step_tree.choices, texts(tree), strict=True):
+        probs = distribution(len(choice) - 1, text[:-1])[:VOCABULARY]
+        assert text[-1] == sorted(range(VOCABULARY), key=lambda c: -probs[c])[choice[-1]]
 
 
 @pytest.mark.parametrize("kind", [MarkovCorrection, GRUCorrection])

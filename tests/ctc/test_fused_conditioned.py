@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fused_parts import count_kernels, needs_triton
-from launches import count_launches
-from test_conditioned_search import ROOT, WIDTH, correction, texts_of
-from test_fused_search import NO_STOPS, random_frames, random_integer
+from fused_parts import SEEDS, count_kernels, count_launches, needs_triton, random_integer
+from test_conditioned_search import ROOT, WIDTH, correction
+from test_fused_search import NO_STOPS, random_frames
+from truths import texts_of
 
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
@@ -68,10 +68,10 @@ def use_kernels(monkeypatch):
 
 
 @needs_triton
-@pytest.mark.parametrize("first", range(0, 50, 10))
-def test_what_the_reference_finds(first, monkeypatch):
+@SEEDS
+def test_what_the_reference_finds(seeds, monkeypatch):
     use_kernels(monkeypatch)
-    for seed in range(first, first + 10):
+    for seed in seeds:
         check_random_search(seed)
 
 
@@ -86,15 +86,6 @@ def test_texts_with_repeated_tokens(seed, monkeypatch):
     states = states_of(log_probs_TC, (MarkovCorrection, GRUCorrection)[seed % 2], 2.0)
     ranked = fused_conditioned_search(log_probs_TC, states, 16, NO_STOPS, 5)
     assert_same_but_for_ties(ranked, 16, conditioned_prefix_search(log_probs_TC, states, 16, (), 5))
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 2000, 100))
-def test_what_the_reference_finds_in_many_cases(first, monkeypatch):
-    use_kernels(monkeypatch)
-    for seed in range(first, first + 100):
-        check_random_search(seed)
 
 
 @needs_triton
@@ -141,7 +132,7 @@ def test_six_launches_a_level_but_for_the_correction(monkeypatch):
     log_probs_TC = random_frames(torch.Generator().manual_seed(0), 6, 300)
     states, arguments = states_of(log_probs_TC), (9, NO_STOPS, 6, CTC_TOPOLOGY)
     monkeypatch.setattr(Operation, "__call__", lambda self, *args: self.definition(*args))
-    definitions = count_launches(lambda: fused_conditioned_search(log_probs_TC, states, *arguments)).total()
+    definitions = count_launches(lambda: fused_conditioned_search(log_probs_TC, states, *arguments))
     use_kernels(monkeypatch)
     after_K1 = replace(states, memory_KR=states.memory_KR.expand(9, -1).contiguous())
     monkeypatch.setattr(ConditionedFrames, "extend", lambda self, tokens_K, rows_K: after_K1)

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_parts import count_kernels, needs_triton
-from launches import count_launches
+from fused_parts import SEEDS, count_kernels, count_launches, needs_triton, random_integer
 
-from ctcdraft.ctc.fused_search import fused_prefix_search, pad_nodes
-from ctcdraft.ctc.prefix_search import drop_improbable, prefix_search, static_prefix_search
+from ctcdraft.ctc.prefix_search import drop_improbable, fused_prefix_search, prefix_search
 
 NO_STOPS = torch.tensor([], dtype=torch.int64)
-
-
-def random_integer(rng: torch.Generator, low: int, high: int) -> int:
-    """Return an integer from low to high, both included."""
-    return int(torch.randint(low, high + 1, (), generator=rng))
 
 
 def random_frames(rng: torch.Generator, count: int, classes: int, ties: bool = True) -> torch.Tensor:
@@ -73,17 +66,9 @@ def test_prefix_search_by_hand():
 
 
 @needs_triton
-@pytest.mark.parametrize("first", range(0, 50, 10))
-def test_prefix_search_finds_what_the_reference_finds(first):
-    for seed in range(first, first + 10):
-        check_random_prefix_search(seed)
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 2000, 100))
-def test_prefix_search_finds_it_in_many_cases(first):
-    for seed in range(first, first + 100):
+@SEEDS
+def test_prefix_search_finds_what_the_reference_finds(seeds):
+    for seed in seeds:
         check_random_prefix_search(seed)
 
 
@@ -114,19 +99,13 @@ def test_without_triton_the_search_by_levels_gives_as_many_nodes(tokens_per_fram
     assert_same(ranked, 40, prefix_search(log_probs_TC, 3, 40, tokens_per_frame, (), 2, 0.01))
 
 
-def test_padding_of_nodes_that_are_there_launches_nothing():
-    ranked = torch.arange(2), torch.arange(2) - 1, torch.tensor([0.5, 0.25])
-    assert pad_nodes(ranked, 2, 0.0) == ranked
-    assert pad_nodes(ranked, 3, 0.3)[2].tolist() == [0.5, 0, 0]
-
-
 @needs_triton
 def test_two_launches_do_the_prefix_search():
     """A topk and one kernel, in place of the operations of the search by levels."""
     log_probs_TC = random_frames(torch.Generator().manual_seed(0), 6, 300)
-    arguments = log_probs_TC, 299, 15, 16, NO_STOPS, 6
-    assert count_kernels(lambda: fused_prefix_search.launch(*arguments, 0.0)) == fused_prefix_search.launches
-    assert count_launches(lambda: static_prefix_search(*arguments)).total() > 90
+    arguments = log_probs_TC, 299, 15, 16, NO_STOPS, 6, 0.0
+    assert count_kernels(lambda: fused_prefix_search.launch(*arguments)) == fused_prefix_search.launches
+    assert count_launches(lambda: fused_prefix_search.definition(*arguments)) > 90
 
 
 @needs_triton

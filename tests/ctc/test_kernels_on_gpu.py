@@ -9,14 +9,14 @@ import copy
 
 import pytest
 import torch
+from fused_parts import random_integer
 from test_conditioned_search import ROOT, WIDTH, correction
 from test_fused_conditioned import assert_same_but_for_ties
-from test_fused_search import random_frames, random_integer
+from test_fused_search import random_frames
 
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
-from ctcdraft.ctc.fused_search import fused_prefix_search
-from ctcdraft.ctc.prefix_search import prefix_search
+from ctcdraft.ctc.prefix_search import fused_prefix_search, prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 from ctcdraft.drafters.trees.request import ConditionedFrames
 from ctcdraft.fused import has_triton

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from truths import slow_prefix_probability
-from truths_heads import beginnings, independent, slow_conditioned_texts
+from truths import beginnings, slow_prefix_probability
+from truths_heads import independent, slow_conditioned_texts
 
 from ctcdraft.ctc.forward import likelihoods, log_likelihood
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from truths import slow_next_label_distribution, slow_prefix_probability
-from truths_heads import beginnings, slow_conditioned_texts
+from truths import beginnings, slow_next_label_distribution, slow_prefix_probability
+from truths_heads import slow_conditioned_texts
 
 from ctcdraft.ctc.next_label import PrefixBatch
 

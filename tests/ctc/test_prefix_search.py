@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 from chi_square import exact_next_label_distribution
-from truths import slow_next_label_distribution, slow_prefix_probability, slow_prefix_search
+from truths import slow_next_label_distribution, slow_prefix_probability, slow_prefix_search, texts_of
 
-from ctcdraft.ctc.prefix_search import drop_improbable, prefix_search, pruned_mass, static_prefix_search
+from ctcdraft.ctc.prefix_search import drop_improbable, fused_prefix_search, prefix_search, pruned_mass
 
 EXAMPLE_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
 
@@ -18,15 +18,6 @@ def random_frames(seed, frames, classes, zeros=0.0, sharp=2.0):
     dead_TC = torch.rand(frames, classes, generator=rng) < zeros
     dead_TC[:, 0] = False
     return logits_TC.masked_fill(dead_TC, -torch.inf).log_softmax(-1)
-
-
-def texts_of(prefixes):
-    """Each node's whole text; a parent that comes after its child is an error here."""
-    texts = []
-    for token, parent in zip(prefixes.tokens_N.tolist(), prefixes.parents_N.tolist(), strict=True):
-        assert -1 <= parent < len(texts)
-        texts.append((() if parent == -1 else texts[parent]) + (token,))
-    return texts
 
 
 def assert_same(prefixes, truth):
@@ -101,7 +92,7 @@ def test_fixed_shapes_find_the_same(seed):
         log_probs_TC = random_frames(seed, frames=6, classes=classes, zeros=zeros)
         for stop_token_ids, depth, nodes in (((), 6, 64), ((0, 2), 4, 9), ((1,), 1, 200)):
             stops_S = torch.tensor(stop_token_ids, dtype=torch.int64)
-            ranked = static_prefix_search(log_probs_TC, classes - 1, nodes, tokens, stops_S, depth)
+            ranked = fused_prefix_search(log_probs_TC, classes - 1, nodes, tokens, stops_S, depth, 0.0)
             truth = prefix_search(log_probs_TC, classes - 1, nodes, tokens, stop_token_ids, depth)
             prefixes = drop_improbable(ranked)
             assert texts_of(prefixes) == texts_of(truth)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from chi_square import MIN_P_VALUE, assert_draft_probs, p_value, path_tokens
 from test_conditioned_search import begin, frame_distribution_of, frames
-from truths_heads import beginnings, slow_conditioned_texts
+from truths import beginnings
+from truths_heads import slow_conditioned_texts
 
 from ctcdraft.decoding.verification import sampling_order
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest

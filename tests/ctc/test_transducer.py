@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from chi_square import MIN_P_VALUE, assert_draft_probs, p_value, path_tokens
-from test_conditioned_search import ROOT, VOCABULARY, WIDTH, begin, correction, frame_distribution_of, frames, texts_of
+from test_conditioned_search import ROOT, VOCABULARY, WIDTH, begin, correction, frame_distribution_of, frames
 from test_likelihoods import close_to, conditioned_frames, objective_scores, windows
 from torch import nn
-from truths_heads import beginnings, independent, slow_best, slow_conditioned_texts, slow_transduce
+from truths import beginnings, slow_best, texts_of
+from truths_heads import independent, slow_conditioned_texts, slow_transduce
 
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.forward import transducer_likelihoods

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_parts import check_operation, runs_kernels
+from fused_parts import SEEDS, check_operation, random_integer, runs_kernels
 
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.step_operations import (
@@ -23,16 +23,12 @@ from ctcdraft.decoding.verification import match_on_host
 pytestmark = runs_kernels
 
 
-def integer(rng: torch.Generator, low: int, high: int) -> int:
-    return int(torch.randint(low, high + 1, (), generator=rng))
-
-
 def random_tree(rng: torch.Generator, most: int):
     """Return the arguments of padded_tree: few tokens, so that many match; some nodes are padding."""
-    nodes = integer(rng, 1, most)
-    drafted, first = integer(rng, 0, nodes - 1), integer(rng, 0, 1)
-    parents = [integer(rng, 0, n) for n in range(drafted)]
-    parents = [max(n - integer(rng, 0, 2), 0) for n in range(drafted)] if integer(rng, 0, 1) else parents
+    nodes = random_integer(rng, 1, most)
+    drafted, first = random_integer(rng, 0, nodes - 1), random_integer(rng, 0, 1)
+    parents = [random_integer(rng, 0, n) for n in range(drafted)]
+    parents = [max(n - random_integer(rng, 0, 2), 0) for n in range(drafted)] if random_integer(rng, 0, 1) else parents
     scores = torch.rand(drafted, generator=rng)
     for node, parent in enumerate(parents):  # a child is no likelier than its parent
         if parent:
@@ -40,8 +36,8 @@ def random_tree(rng: torch.Generator, most: int):
     depths = [0]
     for parent in parents:
         depths.append(depths[parent] + 1)
-    least = (0.0, 0.05, float("-inf"))[integer(rng, 0, 2)]
-    scores = scores > 0.2 if integer(rng, 0, 2) == 0 else scores
+    least = (0.0, 0.05, float("-inf"))[random_integer(rng, 0, 2)]
+    scores = scores > 0.2 if random_integer(rng, 0, 2) == 0 else scores
     tokens_R = torch.tensor([parents[:n].count(parent) for n, parent in enumerate(parents)], dtype=torch.int64)
     parents_R = torch.tensor(parents, dtype=torch.int64) + first - 1
     return torch.tensor([3]), tokens_R, parents_R, scores, least, first, nodes, max(depths)
@@ -56,8 +52,8 @@ def check_tree_and_commit(seed: int) -> None:
     assert torch.equal(tree.ancestors_NN, ancestors_NN)
     assert torch.equal(tree.depths_N, depths_N)
 
-    length_1, base_tokens_N = torch.tensor([integer(rng, 1, 30)]), torch.randint(0, 4, (nodes,), generator=rng)
-    visible = integer(rng, 80, 300)
+    length_1, base_tokens_N = torch.tensor([random_integer(rng, 1, 30)]), torch.randint(0, 4, (nodes,), generator=rng)
+    visible = random_integer(rng, 80, 300)
     check_operation(tree_rows, length_1, depths_N, ancestors_NN, visible, 35)
     fresh = [torch.full((size,), 9) for size in (1, height + 3, 1, 1, COUNTS + height + 3)]
     written = [*fresh, length_1.clone()]
@@ -83,11 +79,11 @@ def check_tree_and_commit(seed: int) -> None:
 def check_rows(seed: int) -> None:
     """Levels against those of exact shapes, rows of text by hand, and moved rows."""
     rng = torch.Generator().manual_seed(seed)
-    length, visible, above = integer(rng, 1, 40), integer(rng, 90, 400), integer(rng, 1, 12)
+    length, visible, above = random_integer(rng, 1, 40), random_integer(rng, 90, 400), random_integer(rng, 1, 12)
     length_1 = torch.tensor([length])
-    above_XR = torch.rand(above, integer(rng, 0, 20), generator=rng) < 0.5
-    parents_K = torch.randint(0, above, (integer(rng, 1, 12),), generator=rng)
-    level = length_1, above_XR, parents_K, integer(rng, 1, 5), visible, 42
+    above_XR = torch.rand(above, random_integer(rng, 0, 20), generator=rng) < 0.5
+    parents_K = torch.randint(0, above, (random_integer(rng, 1, 12),), generator=rng)
+    level = length_1, above_XR, parents_K, random_integer(rng, 1, 5), visible, 42
     rows_K, position_ids_K, mask_KM, seen_KR = check_operation(level_rows, *level)
     exact = KVCache(1, 100)
     exact.crop(length + above_XR.shape[1])
@@ -98,8 +94,8 @@ def check_rows(seed: int) -> None:
     assert not mask_KM[:, mask.shape[1] :].any()
     assert rows_K.tolist() == [length + above_XR.shape[1] + k for k in range(len(parents_K))]
 
-    text, drafted, causal = integer(rng, 1, 9), integer(rng, 0, 9), integer(rng, 0, 1) == 1
-    real = integer(rng, 1, text)
+    text, drafted, causal = random_integer(rng, 1, 9), random_integer(rng, 0, 9), random_integer(rng, 0, 1) == 1
+    real = random_integer(rng, 1, text)
     limits = visible, 1000, 42
     rows_N, position_ids_N, mask_NM = check_operation(
         text_rows, length_1, torch.tensor([real]), text, drafted, causal, *limits
@@ -110,24 +106,16 @@ def check_rows(seed: int) -> None:
     last = [*range(length, length + text), *(drafted_rows if causal else [length + real + drafted - 1] * drafted)]
     assert mask_NM.sum(1).tolist() == [one + 1 for one in last]
 
-    layers, heads, width = integer(rng, 1, 3), integer(rng, 1, 3), integer(rng, 1, 70)
+    layers, heads, width = random_integer(rng, 1, 3), random_integer(rng, 1, 3), random_integer(rng, 1, 70)
     buffers = [torch.randn(layers, 1, heads, 60, width, generator=rng) for _ in range(2)]
-    size = integer(rng, 1, 20)
+    size = random_integer(rng, 1, 20)
     target_K = length_1 + torch.arange(size)
     source_K = length_1 + torch.rand(size, generator=rng).cumsum(0).long().clamp(min=0)
     check_operation(move_rows, *buffers, source_K, target_K)
 
 
-@pytest.mark.parametrize("first", range(0, 50, 10))
+@SEEDS
 @pytest.mark.parametrize("check", [check_tree_and_commit, check_rows])
-def test_kernels_do_what_is_defined(check, first):
-    for seed in range(first, first + 10):
-        check(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 2000, 100))
-@pytest.mark.parametrize("check", [check_tree_and_commit, check_rows])
-def test_kernels_do_it_in_many_cases(check, first):
-    for seed in range(first, first + 100):
+def test_kernels_do_what_is_defined(check, seeds):
+    for seed in seeds:
         check(seed)

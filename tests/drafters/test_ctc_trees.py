@@ -11,8 +11,8 @@ import torch
 from sequential_parts import make_sequential_drafter
 from tiny_models import random_base
 from training_parts import block_head
-from truths import slow_collapse
-from truths_heads import beginnings, independent, slow_conditioned_texts, slow_transduce
+from truths import beginnings, slow_collapse
+from truths_heads import independent, slow_conditioned_texts, slow_transduce
 from truths_trees import texts
 
 from ctcdraft.decoding.tree import PADDING

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from fused_parts import assert_close, check_operation, list_of, runs_kernels
+from fused_parts import SEEDS, assert_close, check_operation, list_of, random_integer, runs_kernels
 
 from ctcdraft.nn.block_operations import add_linear, embed_beside, gru_step, rotate_into, silu_times
 from ctcdraft.nn.rotary import Rotary, default_frequencies
 
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-def integer(rng: torch.Generator, low: int, high: int) -> int:
-    return int(torch.randint(low, high + 1, (), generator=rng))
 
 
 def assert_near(found, expected):
@@ -27,13 +22,13 @@ def assert_near(found, expected):
 
 def check_block_operations(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
-    dtype, count = DTYPES[integer(rng, 0, 1)], integer(rng, 1, 12)
+    dtype, count = DTYPES[random_integer(rng, 0, 1)], random_integer(rng, 1, 12)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=rng).to(dtype)
 
-    heads, groups, width = integer(rng, 1, 4), integer(rng, 1, 3), 2 * integer(rng, 1, 20)
-    queries = integer(rng, 1, count)
+    heads, groups, width = random_integer(rng, 1, 4), random_integer(rng, 1, 3), 2 * random_integer(rng, 1, 20)
+    queries = random_integer(rng, 1, count)
     query, key, value = (
         random(1, rows, parts * width).unflatten(-1, (-1, width)).transpose(1, 2)
         for rows, parts in ((queries, heads), (count, groups), (count, groups))
@@ -47,18 +42,18 @@ def check_block_operations(seed: int) -> None:
         rotate_into, query, key, value, cos_PE, sin_PE, position_ids_N, rows_N, *caches, compare=assert_near
     )
 
-    inner = integer(rng, 1, 700)
+    inner = random_integer(rng, 1, 700)
     check_operation(silu_times, random(1, count, inner), random(1, count, inner), compare=assert_near)
 
-    width = integer(rng, 1, 90)
+    width = random_integer(rng, 1, 90)
     # A slice of a wider table, as of several embeddings side by side.
-    table_VD = random(20, width + integer(rng, 0, 9))[:, :width]
-    states_XE = random(integer(rng, 1, 9), integer(rng, 1, 1500))
+    table_VD = random(20, width + random_integer(rng, 0, 9))[:, :width]
+    states_XE = random(random_integer(rng, 1, 9), random_integer(rng, 1, 1500))
     tokens_K = torch.randint(0, 20, (count,), generator=rng)
     rows_K = torch.randint(0, len(states_XE), (count,), generator=rng)
-    check_operation(embed_beside, table_VD, tokens_K, states_XE, rows_K, integer(rng, 0, 1) == 1)
+    check_operation(embed_beside, table_VD, tokens_K, states_XE, rows_K, random_integer(rng, 0, 1) == 1)
 
-    rank = integer(rng, 1, 40)
+    rank = random_integer(rng, 1, 40)
     cell = torch.nn.GRUCell(table_VD.shape[1], rank).to(dtype)
     weights = [weight.detach() for weight in (cell.weight_ih, cell.bias_ih, cell.weight_hh, cell.bias_hh)]
     memory_XR, norm_D = random(len(states_XE), rank), random(table_VD.shape[1])
@@ -66,17 +61,9 @@ def check_block_operations(seed: int) -> None:
 
 
 @runs_kernels
-@pytest.mark.parametrize("first", range(0, 50, 10))
-def test_kernels_do_what_is_defined(first):
-    for seed in range(first, first + 10):
-        check_block_operations(seed)
-
-
-@runs_kernels
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 2000, 100))
-def test_kernels_do_it_in_many_cases(first):
-    for seed in range(first, first + 100):
+@SEEDS
+def test_kernels_do_what_is_defined(seeds):
+    for seed in seeds:
         check_block_operations(seed)
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from truths import slow_prefix_probability
-from truths_heads import beginnings, independent, slow_conditioned_texts, slow_transduce
+from truths import beginnings, slow_prefix_probability
+from truths_heads import independent, slow_conditioned_texts, slow_transduce
 
 from ctcdraft.batch import Batch
 from ctcdraft.drafters.trees.ctc import PrefixSearch

@@ -8,7 +8,8 @@ from functools import cache, partial
 import pytest
 import torch
 from torch import nn
-from truths_heads import beginnings, slow_conditioned_texts, slow_kl, slow_next_tokens, slow_total_variation
+from truths import beginnings
+from truths_heads import slow_conditioned_texts, slow_kl, slow_next_tokens, slow_total_variation
 
 from ctcdraft.batch import Batch
 from ctcdraft.nn import heads

@@ -19,13 +19,7 @@ from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.best_first import compiled_conditioned_search, compiled_search
 from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search
 from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
-from ctcdraft.ctc.fused_search import fused_prefix_search
-from ctcdraft.ctc.prefix_search import (
-    Prefixes,
-    RankedNodes,
-    prefix_search,
-    pruned_mass,
-)
+from ctcdraft.ctc.prefix_search import Prefixes, RankedNodes, fused_prefix_search, prefix_search, pruned_mass
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.request import Conditioned, ConditionedFrames, TreeRequest, UnconditionedFrames

@@ -1,0 +1,126 @@
+"""Whole generations on the simulated accelerator with every drafter, eager and captured: tokens, and launches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sequential_parts import saved_lm
+from tiny_models import random_base
+
+from benchmarks.drafter_cases import NAMES, drafter_cases
+from benchmarks.launches import SEARCHES, Case
+from benchmarks.simulated.capture import capture
+from benchmarks.simulated.device import SETUP, UNSUPPORTED, active, count, device
+from benchmarks.simulated.rules import DeviceError
+from ctcdraft.decoding import loop, static_step
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.static_loop import StaticShapes
+from ctcdraft.decoding.verification import match
+
+pytestmark = pytest.mark.skipif(SETUP is None, reason=UNSUPPORTED)
+PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
+
+
+def settings(temperature: float) -> DecodingSettings:
+    return DecodingSettings(
+        max_new_tokens=16, nodes=16, temperature=temperature, top_k=0, top_p=1.0, verify=match, lossless=True
+    )
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    """A base and its drafters on the CPU, and the same on the device."""
+    folder = saved_lm(tmp_path_factory.mktemp("draft_model"))
+    on_cpu = random_base(context=128)
+    cases = drafter_cases(on_cpu, folder)
+    with active():
+        on_device = random_base(context=128).to(device())
+        return (on_cpu, cases), (on_device, drafter_cases(on_device, folder, like=cases))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_drafter_decodes_as_on_the_cpu(worlds, name, temperature):
+    (cpu, cpu_cases), (base, cases) = worlds
+    expected = loop.generate(cpu, cpu_cases[name], PROMPT, settings(temperature), frozenset(), 1)
+    with count() as report:
+        found = loop.generate(base, cases[name], PROMPT.to(device()), settings(temperature), frozenset(), 1)
+    assert found.tokens == expected.tokens
+    assert [step.committed for step in found.passes] == [step.committed for step in expected.passes]
+    assert report.totals()["launches"] > 0
+
+
+def test_an_item_in_the_loop_is_counted(worlds, monkeypatch):
+    _, (base, cases) = worlds
+
+    def synchronisations():
+        with count() as report:
+            loop.generate(base, cases["ctc"], PROMPT.to(device()), settings(0.0), frozenset(), 1)
+        return report.synchronisations.total()
+
+    usual, extend = synchronisations(), loop.Context.extend
+    monkeypatch.setattr(loop.Context, "extend", lambda self, *rest: (self.root.item(), extend(self, *rest))[1])
+    assert synchronisations() > usual
+
+
+def test_a_tensor_left_on_the_host_is_found(worlds, monkeypatch):
+    _, (base, cases) = worlds
+    monkeypatch.setattr(
+        loop.Context, "extend", lambda self, path, states: torch.cat([self.tokens_L, torch.tensor(path.tokens)])
+    )
+    with pytest.raises(DeviceError, match="cat: operands on cpu"), count():
+        loop.generate(base, cases["ctc"], PROMPT.to(device()), settings(0.0), frozenset(), 1)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Let steps of fixed shapes be captured on the simulated device."""
+
+    def capture_graph(function):
+        with capture() as graph:
+            function()
+        return graph
+
+    monkeypatch.setattr(static_step, "can_capture", lambda device: True)
+    monkeypatch.setattr(static_step, "capture_graph", capture_graph)
+
+
+CAPTURED = [name for name in NAMES if name not in ("prompt_lookup", "merged", "staged")]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", CAPTURED)
+def test_captured_steps_decode_as_on_the_cpu(worlds, captures, name, temperature):
+    """The second text replays what the first has captured: a launch, a transfer, a synchronisation per step."""
+    (cpu, cpu_cases), (base, cases) = worlds
+    base.static_shapes = StaticShapes()
+    try:
+        for prompt in (PROMPT, torch.arange(40, 60)):
+            expected = loop.generate(cpu, cpu_cases[name], prompt, settings(temperature), frozenset(), 1)
+            with count() as report:
+                found = loop.generate(base, cases[name], prompt.to(device()), settings(temperature), frozenset(), 1)
+            assert base.static_shapes.capture_error is None
+            assert found.tokens == expected.tokens
+    finally:
+        base.static_shapes = None
+    # The first step is eager, and one is surplus; three transfers belong to the prompt.
+    assert sum(times for cause, times in report.launches.items() if "replay" in str(cause)) == len(found.passes)
+    assert report.totals()["synchronisations"] == len(found.passes) + 3
+
+
+# Launches of a step beside the base's layers, 16 nodes: with kernels, and with searches in PyTorch where there are any.
+BUDGETS = {
+    "autoregressive": (6,), "ctc": (41, 304), "ctc_gru": (121, 617), "transducer": (98, 717), "medusa": (38,),
+    "blockwise": (34,), "hydra": (41,), "eagle_static": (122,), "eagle_dynamic": (151,), "draft_model": (397,),
+    "draft_model_dynamic": (409,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_step_waits_for_its_report_alone_and_keeps_to_its_budget(worlds, name):
+    _, (base, cases) = worlds
+    case = Case(base, PROMPT, settings(0.0), steps=2)
+    for budget, in_torch in zip(BUDGETS[name], ((), SEARCHES), strict=False):
+        step = case.count(cases[name], True, in_torch)
+        assert step["synchronisations"] == step["transfers"] == 1
+        assert step["beside"] <= budget
