@@ -10,7 +10,6 @@ import torch
 from hydra.utils import instantiate
 
 from benchmarks import gpu, gpu_latency
-from benchmarks.gpu_goals import goals_of
 from ctcdraft.config.cli import compose_config
 from ctcdraft.config.contestants import resolve_contestants
 from ctcdraft.config.schema import check_config
@@ -177,12 +176,12 @@ def test_every_drafter_with_weights_is_measured():
 
 def test_goals_beside_the_rows():
     row = {"mode": "captured", "captured": True, "context": 1024, "drafter": "ctc", "c": 0.08, "o": 0.02, "v64": None}
-    assert [(one["measure"], one["reached"]) for one in goals_of(row)] == [("c", False), ("o", True)]
+    assert [(one["measure"], one["reached"]) for one in gpu_latency.goals_of(row)] == [("c", False), ("o", True)]
     row |= {"drafter": "autoregressive", "utilization": 0.8, "v64": 1.1}
-    assert [(one["measure"], one["reached"]) for one in goals_of(row)] == [
+    assert [(one["measure"], one["reached"]) for one in gpu_latency.goals_of(row)] == [
         ("utilization", True), ("v64", True), ("o", True),
     ]  # fmt: skip
-    assert not list(goals_of(row | {"captured": False}))
+    assert not list(gpu_latency.goals_of(row | {"captured": False}))
 
 
 def test_the_tests_of_a_gpu_skip_with_a_reason_without_one(tmp_path):
