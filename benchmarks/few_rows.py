@@ -47,14 +47,14 @@ def main() -> None:
     prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "benchmark", None).prompts[: options.prompts]
     for round_ in range(options.repeats + 1):
         for number, prompt in enumerate(prompts if round_ else prompts[:1]):  # a warm-up first
-            said = {}
+            responses = {}
             for how, name in random.Random(f"{round_} {number}").sample(list(seconds), len(seconds)):
                 began = time.perf_counter()
-                said[how, name] = answered(*sides[how], name, prompt, options)
+                responses[how, name] = answered(*sides[how], name, prompt, options)
                 if round_:
                     seconds[how, name].append(time.perf_counter() - began)
-            same += sum(tokens == said[AS_STORED, AUTOREGRESSIVE] for tokens in said.values())
-            answers += len(said)
+            same += sum(tokens == responses[AS_STORED, AUTOREGRESSIVE] for tokens in responses.values())
+            answers += len(responses)
     for name in sides[LAID][1]:
         loaded, stored = seconds[LAID, name], seconds[AS_STORED, name]
         gain = statistics.median(old / new for old, new in zip(stored, loaded, strict=True))
