@@ -140,7 +140,7 @@ def place(options: argparse.Namespace, out: Path) -> list[str]:
     return [
         *base(options), "corpus=tiny", f"corpus.limit={options.prompts}",
         f"answers.max_new_tokens={options.answer_tokens}", f"prepared={options.prepared or out / 'prepared'}",
-        f"hidden_states.path={options.hidden_states or out / 'states'}",
+        f"hidden_states.path={options.states or out / 'states'}",
     ]  # fmt: skip
 
 
