@@ -33,6 +33,7 @@ from ctcdraft.decoding.static_step import seen_rows
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.replay.drafts import DraftTree
 from ctcdraft.hardware import device_memory_bytes
 from ctcdraft.models.stats import ModelStats
 
@@ -60,9 +61,11 @@ class Recording:
         """Record a step, unless the token is chosen already."""
         if self.logits_V is not None or not self.follows_text:
             return
-        if not (path := accepted_nodes(tree, self.tokens[self.read :])):
+        drafted = DraftTree.of(tree)
+        if drafted.tokens[:1] != [self.tokens[self.read]]:
             self.follows_text = False
             return
+        path = drafted.path_along(self.tokens[self.read + 1 :])
         # Copies, because steps of fixed shapes write to the same memory each time.
         copied = TokenTree(tree.tokens_N.clone(), tree.parents_N.clone(), tree.height)
         vars(copied).update({key: vars(tree)[key].clone() for key in ("depths_N", "ancestors_NN") if key in vars(tree)})
@@ -86,17 +89,6 @@ class RecordedBase:
         output = self._base.read_tree(tree, cache)
         self._recording.add(tree, output.logits_NV)
         return output
-
-
-def accepted_nodes(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
-    """Return the path of a tree along the tokens, the root first; [] if the first of them is not its root."""
-    node_tokens, parents, path = tree.tokens_N.tolist(), tree.parents_N.tolist(), [-1]
-    for token in tokens:
-        children = (n for n, parent in enumerate(parents) if parent == path[-1] and node_tokens[n] == token)
-        if (child := next(children, None)) is None:
-            break
-        path.append(child)
-    return path[1:]
 
 
 @torch.inference_mode()
