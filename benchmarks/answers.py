@@ -11,19 +11,16 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-from benchmarks.decoding import stock
+from benchmarks.decoding import TINY, stock
 from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.corpus.generation.requests import Request
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base
-
-TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 
 
 def main() -> None:

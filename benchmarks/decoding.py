@@ -195,8 +195,8 @@ def benchmark_prompts(base: BaseLM, options: argparse.Namespace) -> list[Tensor]
     return [torch.tensor(row[: base.context_length // 2], device=base.device) for row in rows]
 
 
-def settings(nodes: int, new_tokens: int) -> DecodingSettings:
-    return DecodingSettings(new_tokens, nodes, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+def settings(nodes: int, new_tokens: int, temperature: float = 0.0) -> DecodingSettings:
+    return DecodingSettings(new_tokens, nodes, temperature, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
 def stock(base: BaseLM, prompt_L: Tensor, new_tokens: int, stops: frozenset[int] = NEVER) -> list[int]:
