@@ -106,9 +106,9 @@ def test_an_error_of_one_drafter_is_a_row_and_tried_again(tmp_path, one_drafter,
         return random_drafter(name, base)
 
     monkeypatch.setattr(gpu_latency, "random_drafter", refuses)
-    for said in ("eager, 16, prompt_lookup: it broke\n", "eager, 16, prompt_lookup: CompilationError\n"):
+    for sentence in ("eager, 16, prompt_lookup: it broke\n", "eager, 16, prompt_lookup: CompilationError\n"):
         measure(tmp_path)
-        assert said in (tmp_path / "latency.md").read_text()
+        assert sentence in (tmp_path / "latency.md").read_text()
     measure(tmp_path)
     assert [row["drafter"] for row in finished(tmp_path)] == ["autoregressive", "prompt_lookup"]
     assert "prompt_lookup:" not in (tmp_path / "latency.md").read_text()
@@ -154,7 +154,7 @@ def test_compiled_code_is_kept(monkeypatch):
     assert forwards[0] is forwards[1] is not None
 
 
-def test_a_failed_capture_is_told_and_not_captured(monkeypatch):
+def test_a_failed_capture_is_reported_as_such(monkeypatch):
     monkeypatch.setattr(gpu_latency, "can_capture", lambda device: True)
     timer = gpu_latency.LatencyTimer(torch.device("cpu"), gpu_latency.SMALL)
     settings, drafters = instantiate(timer.config.decoding), gpu_latency.random_drafter
