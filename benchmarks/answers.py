@@ -11,11 +11,10 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-import transformers
 
+from benchmarks.decoding import TINY, stock
 from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.corpus.generation.requests import Request
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
@@ -23,36 +22,36 @@ from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base
 
-TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
-
 
 def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
     base = load_base(options.base, options.dtype, options.device)
-    asked = questions(base, options.prompts, options.batch)
+    requests = questions(base, options.prompts, options.batch)
     batch = TransformersAnswers(options.batch, options.max_new_tokens, 0.0, 0, 1)
     ways: dict[str, Callable[[], list[list[int]]]] = {
-        "in a batch": lambda: [reply.tokens for reply in batch.generate(base, asked)],
-        "one by one": lambda: [batch.generate(base, [question])[0].tokens for question in asked],
-        "generate": lambda: [generated(base, question, options.max_new_tokens) for question in asked],
+        "in a batch": lambda: [reply.tokens for reply in batch.generate(base, requests)],
+        "one by one": lambda: [batch.generate(base, [question])[0].tokens for question in requests],
+        "generate": lambda: [generated(base, question, options.max_new_tokens) for question in requests],
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    said = {}
+    responses = {}
     for _ in range(options.repeats):
         for name, way in ways.items():
             start = time.perf_counter()
-            said[name] = way()
+            responses[name] = way()
             seconds[name].append(time.perf_counter() - start)
-    tokens = sum(map(len, said["in a batch"]))
-    print(f"{len(asked)} prompts, {tokens} tokens of answers, {options.threads} threads, {options.dtype}, {base.name}")
+    tokens = sum(map(len, responses["in a batch"]))
+    print(
+        f"{len(requests)} prompts, {tokens} tokens of answers, {options.threads} threads, {options.dtype}, {base.name}"
+    )
     for name, each in seconds.items():
         ratios = [other / one for other, one in zip(each, seconds["in a batch"], strict=True)]
-        same = sum(one == other for one, other in zip(said[name], said["in a batch"], strict=True))
+        same = sum(one == other for one, other in zip(responses[name], responses["in a batch"], strict=True))
         print(
             f"{name:11} {statistics.median(each):7.2f} s  {tokens / statistics.median(each):7.0f} tokens/s  "
             f"a batch is {statistics.median(ratios):5.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}), "
-            f"{same} of {len(asked)} answers equal"
+            f"{same} of {len(requests)} answers equal"
         )
 
 
@@ -64,14 +63,9 @@ def questions(base: BaseLM, path: str, count: int) -> list[Request]:
     return [Request(f"q{number}", 0, 0, "benchmark", array("i", ids), 0) for number, ids in enumerate(middle)]
 
 
+@torch.inference_mode()
 def generated(base: BaseLM, question: Request, new_tokens: int) -> list[int]:
-    tokens_BL = torch.tensor([list(question.tokens)], device=base.device)
-    config = transformers.GenerationConfig(
-        max_new_tokens=new_tokens, do_sample=False, eos_token_id=sorted(base.stop_token_ids), pad_token_id=0
-    )
-    with torch.inference_mode():
-        output_BL = base.lm.generate(tokens_BL, attention_mask=torch.ones_like(tokens_BL), generation_config=config)
-    return output_BL[0, tokens_BL.shape[1] :].tolist()
+    return stock(base, torch.tensor(list(question.tokens), device=base.device), new_tokens, base.stop_token_ids)
 
 
 def arguments() -> argparse.Namespace:

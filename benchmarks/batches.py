@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from ctcdraft.config.build import build_drafter
-from ctcdraft.config.cli import register_resolvers
+from ctcdraft.config.cli import compose_config
 from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Batches, PackingFunction, PrefetchingBatches, first_fit_packing, one_per_row
 from ctcdraft.corpus.token_store import TokenSequences
@@ -30,15 +29,11 @@ from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.trainer import Trainer, TrainerSettings
 from ctcdraft.training.validation import DecodingValidation, split_held_out
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-
 
 def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
-    register_resolvers()
-    with initialize_config_dir(str(CONFIGS), version_base=None):
-        config = compose("train", overrides=["experiment=demo", *options.overrides])
+    config = compose_config("train", "experiment=demo", *options.overrides)
     base = instantiate(config.base)
     corpus = prepared.read_corpus(Path(options.prepared), base.fingerprint())
     rows, _ = split_held_out(corpus.rows, 0, min(config.trainer.max_length, base.context_length))

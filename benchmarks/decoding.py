@@ -69,24 +69,25 @@ def against_generate(base: BaseLM, reads: Sequence[StaticShapes | None], options
     """Print tokens/s of both, prefill included, alternating per response, so that other load on the machine affects
     both. With `reads`, also those of our loop with static shapes.
     """
-    prompts, clock = asked(base, options), CLOCKS[options.clock]
+    prompts, clock = benchmark_prompts(base, options), CLOCKS[options.clock]
     how = settings(1, options.max_new_tokens)
 
     def ours(prompt_L: Tensor, by: StaticShapes | None = None) -> list[int]:
         base.static_shapes = by
-        said = generate(base, Autoregressive(base), prompt_L, how, NEVER, 0)
+        response = generate(base, Autoregressive(base), prompt_L, how, NEVER, 0)
         base.static_shapes = None
-        return list(said.tokens)
+        return list(response.tokens)
 
     others = {f"ours, {'compiled' if by.compiled else 'fixed'}": partial(ours, by=by) for by in reads if by is not None}
     ways: dict[str, Callable[[Tensor], list[int]]] = {
         "ours": ours,
         **others,
         "generate": lambda prompt_L: stock(base, prompt_L, how.max_new_tokens),
-        "generate, helped": lambda prompt_L: helped(base, prompt_L, how.max_new_tokens),
+        # Under inference mode, as our loop runs; `generate` itself uses no_grad only.
+        "generate, helped": torch.inference_mode()(lambda prompt_L: stock(base, prompt_L, how.max_new_tokens)),
     }
-    said = {name: [way(prompt_L) for prompt_L in prompts] for name, way in ways.items()}  # a warm-up, too
-    tokens = sum(map(len, said["ours"]))
+    responses = {name: [way(prompt_L) for prompt_L in prompts] for name, way in ways.items()}  # a warm-up, too
+    tokens = sum(map(len, responses["ours"]))
     pairs = [
         interleaved({name: partial(way, prompt_L) for name, way in ways.items()}, options.repeats, clock)
         for prompt_L in prompts
@@ -96,7 +97,7 @@ def against_generate(base: BaseLM, reads: Sequence[StaticShapes | None], options
     for name in list(ways)[1:]:
         ratios = [other / one for pair in pairs for one, other in zip(pair["ours"], pair[name], strict=True)]
         low, high = interval(ratios)
-        equal = sum(one == other for one, other in zip(said["ours"], said[name], strict=True))
+        equal = sum(one == other for one, other in zip(responses["ours"], responses[name], strict=True))
         print(
             f"          {base.name:17} {name} {speeds[name]:.0f} tokens/s: ours {statistics.median(ratios):.3f} times "
             f"as fast [{low:.3f}, {high:.3f}], {len(ratios)} pairs, {equal} of {len(prompts)} answers equal"
@@ -114,17 +115,17 @@ class Bush:
     """A random tree of the full budget, three children per node, at no cost: the rest is the loop's own time."""
 
     def __init__(self, vocabulary: int) -> None:
-        self.words_N = torch.randint(vocabulary, (256,), generator=torch.Generator().manual_seed(0)).tolist()
+        self.tokens_N = torch.randint(vocabulary, (256,), generator=torch.Generator().manual_seed(0)).tolist()
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         size = min(context.nodes, 1 + (3 ** (context.depth + 1) - 3) // 2) - 1
         parents = [node // 3 - 1 for node in range(size)]
-        return TokenTree.from_lists(context.root, self.words_N[:size], parents), None
+        return TokenTree.from_lists(context.root, self.tokens_N[:size], parents), None
 
 
 def costs(base: BaseLM, options: argparse.Namespace) -> None:
     """Print c, v and o by nodes of draft heads, and of trees whose drafts cost nothing and are mostly rejected."""
-    prompts, clock = asked(base, options), CLOCKS[options.clock]
+    prompts, clock = benchmark_prompts(base, options), CLOCKS[options.clock]
     heads = {Path(run).name: load_drafter(Path(run), base, None) for run in options.heads}
     drafters: dict[str, Drafter] = {"bush": Bush(base.vocabulary), **heads}
     spent: dict[tuple[str, int], list[PhaseTimes]] = {(AUTOREGRESSIVE, 1): []}
@@ -188,31 +189,25 @@ def interleaved(ways: dict[str, Callable[[], object]], repeats: int, clock: Cloc
     return {name: taken[1:] for name, taken in seconds.items()}
 
 
-def asked(base: BaseLM, options: argparse.Namespace) -> list[Tensor]:
+def benchmark_prompts(base: BaseLM, options: argparse.Namespace) -> list[Tensor]:
     prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "benchmark", options.prompts).prompts
     rows = [prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
     return [torch.tensor(row[: base.context_length // 2], device=base.device) for row in rows]
 
 
-def settings(nodes: int, new_tokens: int) -> DecodingSettings:
-    return DecodingSettings(new_tokens, nodes, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+def settings(nodes: int, new_tokens: int, temperature: float = 0.0) -> DecodingSettings:
+    return DecodingSettings(new_tokens, nodes, temperature, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
-def stock(base: BaseLM, prompt_L: Tensor, new_tokens: int) -> list[int]:
-    """Call `model.generate` with its defaults."""
+def stock(base: BaseLM, prompt_L: Tensor, new_tokens: int, stops: frozenset[int] = NEVER) -> list[int]:
+    """Call `model.generate` with its defaults, but to the end, or to one of the stop tokens."""
     config = transformers.GenerationConfig(
-        max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        max_new_tokens=new_tokens, do_sample=False, eos_token_id=sorted(stops) or None, pad_token_id=0
     )
-    said_BL = without_generation_config(base.lm).generate(
+    output_BL = without_generation_config(base.lm).generate(
         prompt_L[None], attention_mask=torch.ones_like(prompt_L)[None], generation_config=config
     )
-    return said_BL[0, len(prompt_L) :].tolist()
-
-
-@torch.inference_mode()
-def helped(base: BaseLM, prompt_L: Tensor, new_tokens: int) -> list[int]:
-    """The same under inference mode, as our loop runs; `generate` itself uses no_grad only."""
-    return stock(base, prompt_L, new_tokens)
+    return output_BL[0, len(prompt_L) :].tolist()
 
 
 def arguments() -> argparse.Namespace:

@@ -15,51 +15,47 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from benchmarks.decoding import TINY, benchmark_prompts, settings
 from ctcdraft.config.cli import register_resolvers
 from ctcdraft.config.contestants import build_contestant, resolve
-from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.decoding.loop import generate
-from ctcdraft.decoding.settings import DecodingSettings
-from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.evaluation.environment import hardware_name
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.models.loading import load_base
 
-TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
-LAID, AS_STORED = "laid", "as stored"
+AS_LOADED, AS_STORED = "as loaded", "as stored"
 
 
 def main() -> None:
     options = arguments()
     register_resolvers()
     torch.set_num_threads(1)
-    sides = {LAID: side(options, stored=False), AS_STORED: side(options, stored=True)}
+    sides = {AS_LOADED: side(options, stored=False), AS_STORED: side(options, stored=True)}
     print(
         f"{hardware_name(torch.device('cpu'))}, float32, base {Path(options.base).name}, {options.nodes} nodes, wall "
         "time"
     )
     seconds: dict[tuple[str, str], list[float]] = {(how, name): [] for how in sides for name in sides[how][1]}
     same = answers = 0
-    prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "benchmark", None).prompts[: options.prompts]
+    prompts = benchmark_prompts(sides[AS_LOADED][0], options)
     for round_ in range(options.repeats + 1):
-        for number, prompt in enumerate(prompts if round_ else prompts[:1]):  # a warm-up first
-            said = {}
+        for number, prompt_L in enumerate(prompts if round_ else prompts[:1]):  # a warm-up first
+            responses = {}
             for how, name in random.Random(f"{round_} {number}").sample(list(seconds), len(seconds)):
                 began = time.perf_counter()
-                said[how, name] = answered(*sides[how], name, prompt, options)
+                responses[how, name] = answered(*sides[how], name, prompt_L, options)
                 if round_:
                     seconds[how, name].append(time.perf_counter() - began)
-            same += sum(tokens == said[AS_STORED, AUTOREGRESSIVE] for tokens in said.values())
-            answers += len(said)
-    for name in sides[LAID][1]:
-        loaded, stored = seconds[LAID, name], seconds[AS_STORED, name]
+            same += sum(tokens == responses[AS_STORED, AUTOREGRESSIVE] for tokens in responses.values())
+            answers += len(responses)
+    for name in sides[AS_LOADED][1]:
+        loaded, stored = seconds[AS_LOADED, name], seconds[AS_STORED, name]
         gain = statistics.median(old / new for old, new in zip(stored, loaded, strict=True))
-        ups = [sum(seconds[how, AUTOREGRESSIVE]) / sum(seconds[how, name]) for how in (AS_STORED, LAID)]
-        print(f"{name:20} {gain:.3f} times as fast; speed-up {ups[0]:.3f} {AS_STORED}, {ups[1]:.3f} {LAID}")
+        ups = [sum(seconds[how, AUTOREGRESSIVE]) / sum(seconds[how, name]) for how in (AS_STORED, AS_LOADED)]
+        print(f"{name:20} {gain:.3f} times as fast; speed-up {ups[0]:.3f} {AS_STORED}, {ups[1]:.3f} {AS_LOADED}")
     print(f"{same} of {answers} answers are equal, token for token")
 
 
@@ -75,10 +71,9 @@ def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]
 
 
 def answered(
-    base: Any, drafters: dict[str, Any], name: str, prompt: Any, options: argparse.Namespace
+    base: Any, drafters: dict[str, Any], name: str, prompt_L: Tensor, options: argparse.Namespace
 ) -> tuple[int, ...]:
-    how = DecodingSettings(options.max_new_tokens, options.nodes, 0.0, 0, 1.0, match, lossless=True)
-    prompt_L = torch.tensor(prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
+    how = settings(options.nodes, options.max_new_tokens)
     return generate(base, drafters[name], prompt_L, how, base.stop_token_ids, 0).tokens
 
 

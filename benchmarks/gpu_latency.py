@@ -1,4 +1,4 @@
-"""The rows of `make gpu PART=latency`: c, v and o of one drafter at a time, on random weights.
+"""`make gpu PART=latency`: c, v and o of one drafter at a time on random weights, with the goals of the project.
 
 python -m benchmarks.gpu_latency DEVICE FOLDER SECONDS
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,7 +21,6 @@ import torch
 from hydra.utils import instantiate
 
 from benchmarks.drafter_cases import OVERRIDES, random_drafter
-from benchmarks.gpu_goals import report
 from ctcdraft.config.cli import REPOSITORY, compose_config
 from ctcdraft.config.contestants import load_base
 from ctcdraft.decoding.loop import uses_fixed_shapes, why_not_captured
@@ -27,9 +29,10 @@ from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.static_step import can_capture
 from ctcdraft.errors import InputError, first_line, run_cli
 from ctcdraft.evaluation.environment import code_hash, hardware_name
-from ctcdraft.evaluation.latency import LatencyBenchmark, measure_contexts
+from ctcdraft.evaluation.latency import measure_contexts
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.io import write_text
+from ctcdraft.report.tables import Columns, markdown_table
 
 ROW_SECONDS = 90.0  # of one row, with two sizes to compile
 DRAFTERS = [name for name in OVERRIDES if not name.startswith(("draft_model", AUTOREGRESSIVE))]
@@ -43,38 +46,39 @@ SOURCES = (
 )
 
 
+GOALS = (  # of captured rows: the measure, its limit, and whose; None: of all drafters
+    ("utilization", ">=", 0.75, AUTOREGRESSIVE),
+    ("c", "<=", 0.07, "ctc"),
+    ("c", "<=", 0.12, "ctc_gru"),
+    ("v64", "<=", 1.15, None),
+    ("o", "<=", 0.03, None),
+)
+
+
 @dataclass(frozen=True)
 class Scale:
     """Sizes of the measurements."""
 
-    base: tuple[str, ...]  # overrides of evaluate.py
+    overrides: tuple[str, ...]  # of evaluate.py benchmark=latency
     contexts: tuple[int, ...]
-    nodes: tuple[int, ...]
     compiled_nodes: tuple[int, ...]  # each takes up to a minute to compile
-    tree: int
-    passes: int
-    repeats: int
     modes: tuple[str, ...]
 
 
 FULL = Scale(
-    ("base=shape", "base.of.max_position_embeddings=16384", "dtype=bfloat16"),
+    # Fewer repeats than by default, as each has a prefill.
+    ("base=shape", "base.of.max_position_embeddings=16384", "dtype=bfloat16", "benchmark.repeats=3"),
     contexts=(1024, 8192),
-    nodes=(1, 8, 16, 32, 64, 128, 256),
     compiled_nodes=(1, 64),
-    tree=64,
-    passes=8,
-    repeats=3,  # each with prefills
     modes=tuple(MODES),
 )
 SMALL = Scale(
-    ("base=shape_tiny", "base.of.num_hidden_layers=2", "dtype=bfloat16"),
+    (
+        *("base=shape_tiny", "base.of.num_hidden_layers=2", "dtype=bfloat16", "decoding.nodes=4"),
+        *("benchmark.nodes=[1,4]", "benchmark.passes=2", "benchmark.repeats=1"),
+    ),
     contexts=(16, 32),
-    nodes=(1, 4),
     compiled_nodes=(1,),
-    tree=4,
-    passes=2,
-    repeats=1,
     modes=("captured", "eager"),
 )
 
@@ -87,9 +91,10 @@ def main(arguments: Sequence[str]) -> None:
 def measure(device: torch.device, out: Path, deadline: float) -> None:
     """Append a row for every mode, context and drafter that is missing, and print the goals."""
     scale, file, code = FULL if device.type == "cuda" else SMALL, out / "latency.jsonl", rows_hash()
-    rows = {unit_of(row): row for row in stored_rows(file) if row["code"] == code}  # of a unit the last one
+    rows = {tuple(row[key] for key in UNIT): row for row in stored_rows(file) if row["code"] == code}  # the last ones
+    units = product(scale.modes, scale.contexts, [AUTOREGRESSIVE, *DRAFTERS])
     # What failed, or was not finished, is tried again, but last: it keeps no other row from being measured.
-    todo = sorted((unit for unit in units(scale) if "error" in rows.get(unit, "error")), key=rows.__contains__)
+    todo = sorted((unit for unit in units if "error" in rows.get(unit, "error")), key=rows.__contains__)
     if todo:
         timer = LatencyTimer(device, scale)
     for number, unit in enumerate(todo):
@@ -132,17 +137,6 @@ def still_works(device: torch.device) -> bool:
         return False
 
 
-def units(scale: Scale) -> Iterator[tuple[str, int, str]]:
-    for mode in scale.modes:
-        for context in scale.contexts:
-            for drafter in [AUTOREGRESSIVE, *DRAFTERS]:
-                yield mode, context, drafter
-
-
-def unit_of(row: dict[str, Any]) -> tuple[str, int, str]:
-    return row["mode"], row["context"], row["drafter"]
-
-
 def stored_rows(file: Path) -> list[dict[str, Any]]:
     """Return the complete rows of a file; a killed run may leave half a line, which is cut off."""
     if not file.is_file():
@@ -159,9 +153,7 @@ class LatencyTimer:
 
     def __init__(self, device: torch.device, scale: Scale) -> None:
         self.scale = scale
-        self.config = compose_config(
-            "evaluate", *scale.base, "benchmark=latency", f"decoding.nodes={scale.tree}", f"device={device}"
-        )
+        self.config = compose_config("evaluate", "benchmark=latency", *scale.overrides, f"device={device}")
         self.base = load_base(self.config, {})
         self.compiled_forward: Any = None
 
@@ -170,10 +162,8 @@ class LatencyTimer:
         static, compiled = MODES[mode]
         self.renew_shapes(static, compiled)
         alone = drafter == AUTOREGRESSIVE
-        nodes = (self.scale.compiled_nodes if compiled else self.scale.nodes) if alone else (1,)
-        benchmark = LatencyBenchmark(
-            "latency", [], [context], nodes, passes=self.scale.passes, repeats=self.scale.repeats, tau={}
-        )
+        nodes = (self.scale.compiled_nodes if compiled else self.config.benchmark.nodes) if alone else (1,)
+        benchmark = instantiate(self.config.benchmark, contexts=[context], nodes=list(nodes))
         names = dict.fromkeys((AUTOREGRESSIVE, drafter))
         try:
             drafters = {name: random_drafter(name, self.base) for name in names}
@@ -182,6 +172,7 @@ class LatencyTimer:
         except Exception as error:  # of any kind, as compilers have; the other drafters are measured all the same
             return {"error": first_line(error)}
         (read,), row = measured["reads"], measured["drafters"][-1]
+        of_trees = {"v_by_nodes": read["v"], "v64": read["v"].get("64"), "seconds_prefill": read["seconds_prefill"]}
         return {
             **{key: row[key] for key in ("tree_nodes", "c", "c_head", "c_search", "v", "o", "time")},
             "seconds_step": read["seconds_step"],
@@ -189,11 +180,7 @@ class LatencyTimer:
             "utilization": row["roof_share"] * row["v"] / (row["c"] + row["v"] + row["o"]),
             "machine": measured["machine"],
             **self.execution(drafters[drafter], settings),
-            **(
-                {"v_by_nodes": read["v"], "v64": read["v"].get("64"), "seconds_prefill": read["seconds_prefill"]}
-                if alone
-                else {}
-            ),
+            **(of_trees if alone else {}),
         }
 
     def renew_shapes(self, static: bool, compiled: bool) -> None:
@@ -216,6 +203,39 @@ class LatencyTimer:
             return {"reads": f"eager, exact shapes ({why_not_captured(drafter)})", "captured": False}
         captured = shapes is not None and shapes.capture_error is None and can_capture(self.base.device)
         return {"reads": reads, "captured": captured}
+
+
+def report(hardware: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as tables, with the goals beside them."""
+    measured = [row for row in rows if "error" not in row]
+    columns = columns_of(*UNIT, "reads", "c", "v", "o", "utilization")
+    parts = [f"# Latency on {hardware}"]
+    if measured:
+        bandwidth = statistics.median(row["machine"]["bandwidth"] for row in measured)
+        parts += [f"Copy bandwidth {bandwidth / 1e9:,.0f} GB/s.", markdown_table(measured, columns)]
+    goals = [goal for row in measured for goal in goals_of(row)]
+    if goals:
+        parts.append(markdown_table(goals, columns_of(*UNIT, "measure", "value", "goal", "reached")))
+    parts += [f"{row['mode']}, {row['context']}, {row['drafter']}: {row['error']}" for row in rows if "error" in row]
+    return "\n\n".join(parts) + "\n"
+
+
+def columns_of(*keys: str) -> Columns:
+    """Return columns of these fields, fractions with three digits."""
+
+    def cell(key: str, row: dict[str, Any]) -> str:
+        return f"{row[key]:.3f}" if isinstance(row[key], float) else str(row[key])
+
+    return {key: partial(cell, key) for key in keys}
+
+
+def goals_of(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the goals of a row, if all its steps were captured, and whether they are reached."""
+    for measure, sign, limit, drafter in GOALS if row["captured"] else ():
+        if drafter in (None, row["drafter"]) and (value := row.get(measure)) is not None:
+            reached = value >= limit if sign == ">=" else value <= limit
+            goal = {"measure": measure, "value": value, "goal": f"{sign} {limit}", "reached": reached}
+            yield {**{key: row[key] for key in UNIT}, **goal}
 
 
 if __name__ == "__main__":

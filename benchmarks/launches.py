@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.decoding import settings
 from benchmarks.drafter_cases import NAMES, drafter_cases
 from benchmarks.simulated.device import active, count, device
 from benchmarks.simulated.records import Report
@@ -30,7 +31,6 @@ from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.decoding.loop import Context, generate, why_not_captured
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_loop import StaticShapes
-from ctcdraft.decoding.verification import match
 from ctcdraft.fused import OPERATIONS
 from ctcdraft.models.loading import load_base
 
@@ -95,15 +95,6 @@ class Case:
 def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
-    settings = DecodingSettings(
-        max_new_tokens=options.nodes * (options.steps + 3),
-        nodes=options.nodes,
-        temperature=options.temperature,
-        top_k=0,
-        top_p=1.0,
-        verify=match,
-        lossless=True,
-    )
     with active():
         base = load_base(TINY, "float32", str(device()), aux_layers=AUX_LAYERS)
         drafters = drafter_cases(base, TINY)
@@ -111,7 +102,8 @@ def main() -> None:
         [{"role": "user", "content": "Natalia has 4 boxes of 12 pens. How many pens has she?"}],
         add_generation_prompt=True, return_dict=False,
     )  # fmt: skip
-    case = Case(base, torch.tensor(prompt), settings, options.steps)
+    how = settings(options.nodes, options.nodes * (options.steps + 3), options.temperature)
+    case = Case(base, torch.tensor(prompt), how, options.steps)
     print("| drafter | exact shapes | fixed shapes | searches in PyTorch | all in PyTorch | waits | bytes |")
     print("|---|---|---|---|---|---|---|")
     for name in options.drafters:

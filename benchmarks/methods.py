@@ -93,8 +93,8 @@ def table(options: argparse.Namespace, out: Path) -> None:
     common = [f"{out / name}@{METHODS[name].common}" for name in options.drafters if METHODS[name].common]
     overrides = ["decoding.nodes=16", "decoding.max_new_tokens=128", "threads=1"]
     tiny = f"benchmark.limit={options.held_out}"
-    run("evaluate.py", *asked(options, native + common), tiny, *overrides, f"out={out / 'tiny'}")
-    run("evaluate.py", *asked(options, native), *gsm8k(options), *overrides, f"out={out / 'gsm8k'}")
+    run("evaluate.py", *evaluated_by(options, native + common), tiny, *overrides, f"out={out / 'tiny'}")
+    run("evaluate.py", *evaluated_by(options, native), *gsm8k(options), *overrides, f"out={out / 'gsm8k'}")
     print(short_table(out))
 
 
@@ -129,7 +129,7 @@ def lossless(options: argparse.Namespace, out: Path) -> None:
         "prompt_lookup", model, f"{{staged:{{parts:{{model:{model}}}}}}}",
         f"{{merged:{{parts:{{first:{out / 'ctc'}}}}}}}",
     ]  # fmt: skip
-    overrides = [*asked(options, contestants), *LOSSLESS, "threads=1"]
+    overrides = [*evaluated_by(options, contestants), *LOSSLESS, "threads=1"]
     mt_bench = ("benchmark=mt_bench", f"benchmark.path={options.mt_bench_path}", f"benchmark.limit={options.mt}")
     for decoding in ("greedy", "sampling"):
         for name, where in (("mt_bench", mt_bench), ("gsm8k", gsm8k(options))):
@@ -140,7 +140,7 @@ def place(options: argparse.Namespace, out: Path) -> list[str]:
     return [
         *base(options), "corpus=tiny", f"corpus.limit={options.prompts}",
         f"answers.max_new_tokens={options.answer_tokens}", f"prepared={options.prepared or out / 'prepared'}",
-        f"hidden_states.path={options.hidden_states or out / 'states'}",
+        f"hidden_states.path={options.states or out / 'states'}",
     ]  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def base(options: argparse.Namespace) -> list[str]:
     return ["base=tiny"] if options.base == TINY else ["base=local", f"base.path={options.base}"]
 
 
-def asked(options: argparse.Namespace, contestants: list[str]) -> list[str]:
+def evaluated_by(options: argparse.Namespace, contestants: list[str]) -> list[str]:
     return [*base(options), f"contestants=[{','.join(contestants)}]"]
 
 

@@ -43,11 +43,11 @@ class StandIn(ResponseGenerator):
     """Gives the same response of forty words to every prompt, without running a model."""
 
     def start(self, base: BaseLM) -> GenerateFn:
-        said = base.tokenizer(" ".join(WORDS[:40]), add_special_tokens=False)["input_ids"]
-        return lambda asked: [self.reply(base, question, said) for question in asked]
+        tokens = base.tokenizer(" ".join(WORDS[:40]), add_special_tokens=False)["input_ids"]
+        return lambda requests: [self.reply(base, request, tokens) for request in requests]
 
-    def reply(self, base: BaseLM, question: Request, said: list[int]) -> Response:
-        return Response([*said[: self.max_response_tokens(base, question) - 1], min(base.stop_token_ids)])
+    def reply(self, base: BaseLM, question: Request, tokens: list[int]) -> Response:
+        return Response([*tokens[: self.max_response_tokens(base, question) - 1], min(base.stop_token_ids)])
 
 
 def write_conversations(file: Path, lines: int, exchanges: int) -> None:
@@ -74,10 +74,10 @@ def measured(name: str, command: Sequence[str], folder: Path) -> None:
         )
         _, status, used = os.wait4(child.pid, 0)
         log.seek(0)
-        said = [line.strip() for line in log.read().replace("\r", "\n").splitlines() if line.strip()]
+        printed = [line.strip() for line in log.read().replace("\r", "\n").splitlines() if line.strip()]
     code = child.returncode = os.waitstatus_to_exitcode(status)
     print(f"{name}: status {code}, {time.perf_counter() - start:,.0f} s, peak {peak(used):.2f} GB resident")
-    for line in said if code else dict.fromkeys(said[:4] + said[-8:]):
+    for line in printed if code else dict.fromkeys(printed[:4] + printed[-8:]):
         print(f"    {line.replace(str(folder), 'FOLDER')}")
     if code:
         sys.exit(code)

@@ -34,6 +34,7 @@ from ctcdraft.distributed import Distributed
 from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.meta import NullTokenizer
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.heads import AlignmentScores, Emissions
 from ctcdraft.objectives.ctc import ctc_window_likelihoods
@@ -62,17 +63,7 @@ def base_of(options: argparse.Namespace) -> Timed:
         max_position_embeddings=options.length,
     )  # fmt: skip
     torch.manual_seed(0)
-    return Timed(transformers.LlamaForCausalLM(config).eval(), Plain(), "random")
-
-
-class Plain:
-    """The attributes of a tokenizer that a base model reads; it is never called."""
-
-    chat_template = None
-    eos_token_id = None
-
-    def get_vocab(self) -> dict[str, int]:
-        return {}
+    return Timed(transformers.LlamaForCausalLM(config).eval(), NullTokenizer(), "random")
 
 
 def main() -> None:
@@ -85,10 +76,8 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(options.rounds):
         for way, several in found.items():
-            said = subprocess.run(
-                [sys.executable, __file__, *child_arguments, "--way", way], capture_output=True, text=True, check=True
-            )
-            several.append(json.loads(said.stdout))
+            command = [sys.executable, __file__, *child_arguments, "--way", way]
+            several.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     print(
         f"{options.rows} rows x {options.length} tokens, {options.anchors} anchors x {options.frames} frames, "
         f"{options.vocabulary:,} tokens, width {options.width}, {options.layers} layers, {options.threads} thread"

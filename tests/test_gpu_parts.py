@@ -10,7 +10,6 @@ import torch
 from hydra.utils import instantiate
 
 from benchmarks import gpu, gpu_latency
-from benchmarks.gpu_goals import goals_of
 from ctcdraft.config.cli import compose_config
 from ctcdraft.config.contestants import resolve_contestants
 from ctcdraft.config.schema import check_config
@@ -107,9 +106,9 @@ def test_an_error_of_one_drafter_is_a_row_and_tried_again(tmp_path, one_drafter,
         return random_drafter(name, base)
 
     monkeypatch.setattr(gpu_latency, "random_drafter", refuses)
-    for said in ("eager, 16, prompt_lookup: it broke\n", "eager, 16, prompt_lookup: CompilationError\n"):
+    for sentence in ("eager, 16, prompt_lookup: it broke\n", "eager, 16, prompt_lookup: CompilationError\n"):
         measure(tmp_path)
-        assert said in (tmp_path / "latency.md").read_text()
+        assert sentence in (tmp_path / "latency.md").read_text()
     measure(tmp_path)
     assert [row["drafter"] for row in finished(tmp_path)] == ["autoregressive", "prompt_lookup"]
     assert "prompt_lookup:" not in (tmp_path / "latency.md").read_text()
@@ -155,7 +154,7 @@ def test_compiled_code_is_kept(monkeypatch):
     assert forwards[0] is forwards[1] is not None
 
 
-def test_a_failed_capture_is_told_and_not_captured(monkeypatch):
+def test_a_failed_capture_is_reported_as_such(monkeypatch):
     monkeypatch.setattr(gpu_latency, "can_capture", lambda device: True)
     timer = gpu_latency.LatencyTimer(torch.device("cpu"), gpu_latency.SMALL)
     settings, drafters = instantiate(timer.config.decoding), gpu_latency.random_drafter
@@ -177,12 +176,12 @@ def test_every_drafter_with_weights_is_measured():
 
 def test_goals_beside_the_rows():
     row = {"mode": "captured", "captured": True, "context": 1024, "drafter": "ctc", "c": 0.08, "o": 0.02, "v64": None}
-    assert [(one["measure"], one["reached"]) for one in goals_of(row)] == [("c", False), ("o", True)]
+    assert [(one["measure"], one["reached"]) for one in gpu_latency.goals_of(row)] == [("c", False), ("o", True)]
     row |= {"drafter": "autoregressive", "utilization": 0.8, "v64": 1.1}
-    assert [(one["measure"], one["reached"]) for one in goals_of(row)] == [
+    assert [(one["measure"], one["reached"]) for one in gpu_latency.goals_of(row)] == [
         ("utilization", True), ("v64", True), ("o", True),
     ]  # fmt: skip
-    assert not list(goals_of(row | {"captured": False}))
+    assert not list(gpu_latency.goals_of(row | {"captured": False}))
 
 
 def test_the_tests_of_a_gpu_skip_with_a_reason_without_one(tmp_path):

@@ -8,7 +8,6 @@ if two of them share a question.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ctcdraft.corpus.readers import Paths, Record, find_files, get_column, read_
 from ctcdraft.corpus.sources import project_conversations, to_prompts, with_instruction, word_problems
 from ctcdraft.corpus.types import Prompt, normalize_text
 from ctcdraft.errors import InputError, check_int
+from ctcdraft.models.fingerprint import text_hash
 
 NON_TEST_NAMES = re.compile(
     r"(?<![a-z])(train(ing)?|valid(ation)?|val|dev|answers?|reference(s|_answers?)?|judge?ments?|solutions?)(?![a-z])"
@@ -95,7 +95,7 @@ def load_benchmark(
         check_int(limit, "benchmark.limit")
     text = "\n".join(f"{prompt.id}\t{prompt.turns}\t{prompt.reference}" for prompt in prompts)
     asked = tuple(prompts[:limit])
-    return Benchmark(name, asked, hashlib.sha256(text.encode()).hexdigest()[:16], tuple(prompts[len(asked) :]))
+    return Benchmark(name, asked, text_hash(text), tuple(prompts[len(asked) :]))
 
 
 def question_files(path: Paths) -> list[Path]:

@@ -21,6 +21,7 @@ from ctcdraft.decoding.loop import Drafter
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, GenerationResult
 from ctcdraft.drafters.draft_model import load_draft_model
 from ctcdraft.errors import InputError, first_line
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import without_generation_config
 
@@ -45,6 +46,12 @@ class EvaluationSetup:
     settings: DecodingSettings
     seed: int
     nodes: Mapping[str, int] = field(default_factory=dict)  # tree sizes that differ from the settings', by contestant
+
+    @property
+    def drafter_names(self) -> list[str]:
+        """Return the contestants, besides autoregression, whose answers our loop decodes."""
+        others = (name for name in self.contestants if name != AUTOREGRESSIVE)
+        return [name for name in others if not isinstance(self.contestants[name], StockGenerate)]
 
     def settings_of(self, contestant: str) -> DecodingSettings:
         return replace(self.settings, nodes=self.nodes.get(contestant, self.settings.nodes))

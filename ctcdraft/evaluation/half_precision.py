@@ -33,6 +33,7 @@ from ctcdraft.decoding.static_step import seen_rows
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.replay.drafts import DraftTree
 from ctcdraft.hardware import device_memory_bytes
 from ctcdraft.models.stats import ModelStats
 
@@ -48,6 +49,7 @@ class Recording:
         self.tokens, self.position = tokens, position
         self.steps: list[tuple[TokenTree, list[int]]] = []  # trees and their accepted nodes
         self.read = 0  # index of the token that is the next root
+        self.node = 0  # of the last tree, whose logits chose the token
         self.logits_V: Tensor | None = None
         self.follows_text = True  # every tree had the newest token as its root
 
@@ -59,15 +61,18 @@ class Recording:
         """Record a step, unless the token is chosen already."""
         if self.logits_V is not None or not self.follows_text:
             return
-        if not (path := accepted_nodes(tree, self.tokens[self.read :])):
+        drafted = DraftTree.of(tree)
+        if drafted.tokens[:1] != [self.tokens[self.read]]:
             self.follows_text = False
             return
+        path = drafted.path_along(self.tokens[self.read + 1 :])
         # Copies, because steps of fixed shapes write to the same memory each time.
         copied = TokenTree(tree.tokens_N.clone(), tree.parents_N.clone(), tree.height)
         vars(copied).update({key: vars(tree)[key].clone() for key in ("depths_N", "ancestors_NN") if key in vars(tree)})
         self.steps.append((copied, path))
         if self.position <= self.read + len(path):
-            self.logits_V = logits_NV[path[self.position - self.read - 1]].clone()
+            self.node = path[self.position - self.read - 1]
+            self.logits_V = logits_NV[self.node].clone()
         self.read += len(path)
 
 
@@ -84,17 +89,6 @@ class RecordedBase:
         output = self._base.read_tree(tree, cache)
         self._recording.add(tree, output.logits_NV)
         return output
-
-
-def accepted_nodes(tree: TokenTree, tokens: Sequence[int]) -> list[int]:
-    """Return the path of a tree along the tokens, the root first; [] if the first of them is not its root."""
-    node_tokens, parents, path = tree.tokens_N.tolist(), tree.parents_N.tolist(), [-1]
-    for token in tokens:
-        children = (n for n, parent in enumerate(parents) if parent == path[-1] and node_tokens[n] == token)
-        if (child := next(children, None)) is None:
-            break
-        path.append(child)
-    return path[1:]
 
 
 @torch.inference_mode()
@@ -156,13 +150,12 @@ class Judge:
         """
         settings, drafter = self.setup.settings_of(name), self.setup.contestants[name]
         recording = Recording(tokens, self.position)
-        fixed = uses_fixed_shapes(self.setup.base, drafter, settings)
-        decode = record_fixed_shapes if fixed else record_exact_shapes
-        again = decode(self.setup, drafter, self.prompt_L, settings, self.seed, recording)
+        again = decode_recorded(self.setup, drafter, self.prompt_L, settings, self.seed, recording)
         if again[: self.position + 1] != tuple(tokens[: self.position + 1]):
             return None
         if recording.logits_V is None:  # another root than the newest token; or the prefill, which is the same for all
             return False
+        fixed = uses_fixed_shapes(self.setup.base, drafter, settings)
         repeat = repeat_fixed_shapes if fixed else repeat_exact_shapes
         repeated_V, scores_V = repeat(self.exact, recording, self.prompt_L), self.scores(recording.logits_V)
         self.is_cut |= not bool(scores_V[self.chosen_2].isfinite().all())
@@ -197,29 +190,17 @@ def difference(left_V: Tensor, right_V: Tensor) -> float:
     return float((left_V.double() - right_V.double()).square().mean().sqrt())
 
 
-def record_exact_shapes(
+def decode_recorded(
     setup: EvaluationSetup, drafter: Any, prompt_L: Tensor, settings: DecodingSettings, seed: int, recording: Recording
 ) -> tuple[int, ...]:
     """Decode a response again, its steps recorded; return its tokens."""
-    base = setup.base
-    return generate(RecordedBase(base, recording), drafter, prompt_L, settings, base.stop_token_ids, seed).tokens
-
-
-def record_fixed_shapes(
-    setup: EvaluationSetup, drafter: Any, prompt_L: Tensor, settings: DecodingSettings, seed: int, recording: Recording
-) -> tuple[int, ...]:
-    """Do the same for steps of fixed shapes."""
-    base, shapes = setup.base, StaticShapes()
-    longest = min(settings.max_new_tokens, base.context_length - len(prompt_L))
-    decoder = shapes.decoder(base, drafter, settings, len(prompt_L) + longest)
-    decoder.capture_error = "recorded"  # no graphs: their tensors would be hard to find
-
-    def watch(part: str, function: Any) -> None:
-        function()
-        if part == "read":
-            recording.add(decoder.drafted, decoder.output.logits_NV)
-
-    return shapes.generate(base, drafter, prompt_L, settings, base.stop_token_ids, seed, watch=watch).tokens
+    base: Any = RecordedBase(setup.base, recording)
+    if uses_fixed_shapes(base, drafter, settings):
+        base.static_shapes = shapes = StaticShapes()
+        longest = min(settings.max_new_tokens, base.context_length - len(prompt_L))
+        # No graphs, whose replay calls no base.
+        shapes.decoder(base, drafter, settings, len(prompt_L) + longest).capture_error = "recorded"
+    return generate(base, drafter, prompt_L, settings, base.stop_token_ids, seed).tokens
 
 
 def repeat_exact_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Tensor:
@@ -230,7 +211,7 @@ def repeat_exact_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Te
         start = cache.length
         output = base.read_tree(tree, cache)
         cache.keep_path(start, torch.tensor(path, device=base.device))
-    return last_logits(recording, output)
+    return output.logits_NV[recording.node]
 
 
 def repeat_fixed_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Tensor:
@@ -242,9 +223,4 @@ def repeat_fixed_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Te
         cache.visible = min(seen_rows(int(cache.length_1) + len(tree)), cache.capacity)
         output = base.read_tree(tree, cache)
         cache.keep_path(torch.tensor(path, device=base.device), torch.tensor([len(path)], device=base.device))
-    return last_logits(recording, output)
-
-
-def last_logits(recording: Recording, output: Any) -> Tensor:
-    path = recording.steps[-1][1]
-    return output.logits_NV[path[recording.position - (recording.read - len(path)) - 1]]
+    return output.logits_NV[recording.node]

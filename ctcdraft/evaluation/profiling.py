@@ -185,30 +185,31 @@ def profile_generation(
     steps: time so many steps, after a first one and without regard to EOS tokens.
     """
     stops = base.stop_token_ids if steps is None else frozenset[int]()
-    limit = None if steps is None else steps + 1
     if uses_fixed_shapes(base, drafter, settings):
-        return profile_fixed_shapes(base, drafter, prompt_L, settings, stops, seed, steps)
-    stopwatch = Stopwatch(base.device)
-    timed_base = TimedBase(base, stopwatch)
-    timed_settings: Any = TimedProxy(settings, stopwatch, process_logits="verify", verify="verify")
-    timed = TimedDrafter(drafter, stopwatch)
-    generation = generate(timed_base, timed, prompt_L, timed_settings, stops, seed, limit)
+        stopwatch, generation = time_fixed_shapes(base, drafter, prompt_L, settings, stops, seed, steps)
+        passes, row_bytes = [*generation.passes, *generation.passes[-1:]], base.static_shapes.cache.bytes_per_row()
+    else:
+        stopwatch = Stopwatch(base.device)
+        timed_base = TimedBase(base, stopwatch)
+        timed_settings: Any = TimedProxy(settings, stopwatch, process_logits="verify", verify="verify")
+        timed, limit = TimedDrafter(drafter, stopwatch), None if steps is None else steps + 1
+        generation = generate(timed_base, timed, prompt_L, timed_settings, stops, seed, limit)
+        passes, row_bytes = [*generation.passes], timed_base.cache.bytes_held() // timed_base.cache.length
+        del timed_base.cache.keep_path  # a reference cycle that would keep the cache rows, which the next text may need
     seconds = stopwatch.stop() | {"prefill": generation.seconds_prefill}
-    row_bytes = timed_base.cache.bytes_held() // timed_base.cache.length
-    del timed_base.cache.keep_path  # a reference cycle that would keep the cache rows, which the next text may need
-    kv_bytes = row_bytes * sum(kv_rows_read(len(prompt_L), generation.passes)[1:])
+    kv_bytes = row_bytes * sum(kv_rows_read(len(prompt_L), passes)[1:])
     return PhaseTimes(seconds, stopwatch.steps, 1, kv_bytes), generation
 
 
-def profile_fixed_shapes(
+def time_fixed_shapes(
     base: Any, drafter: Drafter, prompt_L: Tensor, settings: DecodingSettings, *how: Any
-) -> tuple[PhaseTimes, GenerationResult]:
-    """Do `profile_generation` for steps of fixed shapes: each of their three parts is captured by itself.
+) -> tuple[Stopwatch, GenerationResult]:
+    """Decode one answer in steps of fixed shapes: each of their three parts is timed, and captured by itself.
 
     The step that is one too many is timed, so that the first, eager one is made up for.
     """
 
-    def profiled() -> tuple[Stopwatch, GenerationResult]:
+    def decode() -> tuple[Stopwatch, GenerationResult]:
         stopwatch = Stopwatch(base.device)
 
         def watch(part: str, function: Callable[[], Any]) -> Any:
@@ -217,12 +218,8 @@ def profile_fixed_shapes(
         return stopwatch, base.static_shapes.generate(base, drafter, prompt_L, settings, *how, watch=watch)
 
     if base.device.type == "cuda":
-        profiled()  # captures the parts
-    stopwatch, generation = profiled()
-    seconds = stopwatch.stop() | {"prefill": generation.seconds_prefill}
-    rows = sum(kv_rows_read(len(prompt_L), [*generation.passes, *generation.passes[-1:]])[1:])
-    kv_bytes = base.static_shapes.cache.bytes_per_row() * rows
-    return PhaseTimes(seconds, stopwatch.steps, 1, kv_bytes), generation
+        decode()  # captures the parts
+    return decode()
 
 
 def kv_rows_read(prompt: int, steps: Sequence[DecodeStep]) -> list[int]:

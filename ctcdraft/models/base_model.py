@@ -166,7 +166,7 @@ class BaseLM(nn.Module):
 
     @torch.inference_mode()
     def read_rows(self, tokens_K: Tensor, position_ids_K: Tensor, seen_KM: Tensor | None, cache: Any) -> Tensor:
-        """Run the base on tokens whose rows the cache was told of; return hidden states_KD.
+        """Run the base on tokens whose cache rows `append` or `append_level` has chosen; return hidden states_KD.
 
         seen_KM is True where a token attends to a cached row or to one of the K new rows; None: a causal mask.
         """

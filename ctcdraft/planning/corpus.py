@@ -138,8 +138,8 @@ def describe_size(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGe
     """Return lines on tokens, disk and stored hidden states."""
     recalled = f", at most {work.recalled:,} of responses in later prompts" if work.recalled else ""
     return [
-        f"about {work.asked:,} tokens of prompts ({work.counted}){recalled}, "
-        f"at most {work.said:,} of responses ({answers.max_new_tokens:,} each)",
+        f"about {work.user_tokens:,} tokens of prompts ({work.counted}){recalled}, "
+        f"at most {work.response_tokens:,} of responses ({answers.max_new_tokens:,} each)",
         f"at most {format_bytes(work.tokens * BYTES_PER_TOKEN)} {where}",
         f"states    at most {describe_hidden_states(work.tokens, size)} ({size.state_width:,} values per token) with "
         "hidden_states=offline; none with hidden_states=online",
@@ -175,7 +175,11 @@ def manifest_plan(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGe
     """Return the plan's entry in manifest.json."""
     prefill, decoding = work.flops(size)
     return {
-        "tokens": {"prompts": work.asked, "histories_at_most": work.recalled, "answers_at_most": work.said},
+        "tokens": {
+            "prompts": work.user_tokens,
+            "histories_at_most": work.recalled,
+            "answers_at_most": work.response_tokens,
+        },
         "counted": work.counted,
         "disk_bytes_at_most": {
             "answers": work.tokens * BYTES_PER_TOKEN,

@@ -28,6 +28,7 @@ from ctcdraft.planning.training import (
     count_saved_bytes,
     describe_disk,
     describe_draft_bytes,
+    describe_steps,
     forward_and_loss,
 )
 from ctcdraft.planning.workload import CorpusTokenCounts
@@ -147,21 +148,16 @@ def plan_dry_run(
         rate: of the hardware, from which the hours follow.
         world: processes that share the batches of a step. Memory is that of each process, hours those of the run.
     """
-    cost, batches = (
-        TrainingCost.of(base, drafter, objective, corpus, settings),
-        settings.steps * settings.gradient_accumulation_steps,
-    )
-    shape, memory = cost.shape, cost.memory
+    cost, per_step = TrainingCost.of(base, drafter, objective, corpus, settings), settings.gradient_accumulation_steps
+    shape, memory, batches = cost.shape, cost.memory, settings.steps * per_step
     epochs = batches * shape.rows * shape.answers_per_row / corpus.answers
-    several = "" if settings.gradient_accumulation_steps == 1 else f"{settings.gradient_accumulation_steps} x "
     return "\n".join(
         [
             f"drafter     {memory.trained:,} trainable parameters",
             *describe_draft_bytes(drafter, base),
             f"corpus      {corpus.answers:,} responses, {corpus.tokens:,} tokens ({corpus.source})",
-            f"steps       {settings.steps:,} of {several}{shape.rows} rows x {shape.anchors} anchors, "
-            f"{epochs:.1f} epochs",
-            f"emissions   {memory.emission_bytes / 2**20:,.0f} MiB per batch if they were kept whole (they are not)",
+            describe_steps(settings.steps, per_step, shape.rows, shape.anchors, epochs),
+            memory.describe_emissions(),
             f"frames      {describe_reading(objective, drafter, cost.frames)}",
             "states      0 bytes with hidden_states=online; "
             f"{describe_hidden_states(corpus.tokens, memory.size)} with offline{describe_unused_layers(base, drafter)}",

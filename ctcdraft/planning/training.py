@@ -63,7 +63,6 @@ def plan_training(
     size, left = ModelStats.of(base), max(steps - done, 0)
     hours = seconds * left * gradient_accumulation_steps / 3600  # `seconds` are those of this process's share
     memory = StepMemory(size, trained, batch, saved_bytes, emission_bytes)
-    several = "" if gradient_accumulation_steps == 1 else f"{gradient_accumulation_steps} x "
     of_base = f" (and {trained - own:,} of the base)" if trained > own else ""
     return "\n".join(
         [
@@ -72,10 +71,9 @@ def plan_training(
             *describe_draft_bytes(drafter, base),
             f"corpus      {len(batches.rows):,} responses, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
-            f"steps       {steps:,} of {several}{rows} rows x {anchors} anchors, "
-            f"{steps / batches.steps_per_epoch:.1f} epochs"
-            f"{f'; {done:,} of them are done' if done else ''}",
-            f"emissions   {emission_bytes / 2**20:,.0f} MiB per batch if they were kept whole (they are not)",
+            describe_steps(steps, gradient_accumulation_steps, rows, anchors, steps / batches.steps_per_epoch)
+            + (f"; {done:,} of them are done" if done else ""),
+            memory.describe_emissions(),
             f"frames      {reading}",
             f"rows        {batches.describe()}",
             f"states      {batches.hidden_states.describe()}{describe_unused_layers(base, drafter)}",
@@ -152,9 +150,17 @@ class StepMemory:
             "logits": min(self.emission_bytes, CHUNK_BYTES),
         }
 
+    def describe_emissions(self) -> str:
+        return f"emissions   {self.emission_bytes / 2**20:,.0f} MiB per batch if they were kept whole (they are not)"
+
     def __str__(self) -> str:
         rows, length = self.batch.tokens_BL.shape
         return f"at most {describe_bytes(self.parts())} ({rows} rows of {length:,} tokens)"
+
+
+def describe_steps(steps: int, gradient_accumulation_steps: int, rows: int, anchors: int, epochs: float) -> str:
+    several = "" if gradient_accumulation_steps == 1 else f"{gradient_accumulation_steps} x "
+    return f"steps       {steps:,} of {several}{rows} rows x {anchors} anchors, {epochs:.1f} epochs"
 
 
 def describe_disk(trained: int) -> str:

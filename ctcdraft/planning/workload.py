@@ -28,9 +28,9 @@ class CorpusTokenCounts:
 
     prompts: int  # conversations
     turns: int  # responses
-    asked: int  # user tokens in the prompts of all turns; a turn counts again in every later prompt
+    user_tokens: int  # in the prompts of all turns; a turn counts again in every later prompt
     recalled: int  # response tokens in the prompts of later turns, an upper bound
-    said: int  # response tokens, an upper bound
+    response_tokens: int  # an upper bound
     longest: int  # tokens of the longest conversation, an upper bound
     longest_prompt: int  # tokens of it that are prefilled at once
     counted: str  # how tokens were counted
@@ -42,7 +42,7 @@ class CorpusTokenCounts:
         tokenizer, most, limit = base.tokenizer, answers.max_new_tokens, base.context_length * 3 // 4
         sample = prompts[:: -(-len(prompts) // SAMPLE_SIZE)]
         counts = [count_prompt_tokens(count_turn_tokens(prompt, tokenizer), most, limit) for prompt in sample]
-        asked, recalled = (sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True))
+        user_tokens, recalled = (sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True))
         turns = sum(len(prompt.turns) for prompt in prompts)
         # Tokenizing all prompts would take long; the longest by characters are enough.
         largest = heapq.nlargest(
@@ -54,9 +54,9 @@ class CorpusTokenCounts:
         return cls(
             prompts=len(prompts),
             turns=turns * answers.samples,
-            asked=asked * answers.samples,
+            user_tokens=user_tokens * answers.samples,
             recalled=recalled * answers.samples,
-            said=turns * answers.samples * most,
+            response_tokens=turns * answers.samples * most,
             longest=longest,
             longest_prompt=min(limit, max(1, longest - most)),
             counted=f"from {len(sample):,} prompts" if tokenizer else by_characters,
@@ -64,29 +64,29 @@ class CorpusTokenCounts:
 
     @property
     def prompt_tokens(self) -> int:
-        return self.asked + self.recalled
+        return self.user_tokens + self.recalled
 
     @property
     def tokens(self) -> int:
         """Tokens of all rows; a row is one response after its whole prompt."""
-        return self.prompt_tokens + self.said
+        return self.prompt_tokens + self.response_tokens
 
     @property
     def mean_context(self) -> float:
         """Tokens that a response token attends to, on average."""
-        return (self.prompt_tokens + self.said / 2) / self.turns
+        return (self.prompt_tokens + self.response_tokens / 2) / self.turns
 
     def flops(self, size: ModelStats) -> tuple[float, float]:
         """Return the operations of prefilling all prompts and of decoding all responses."""
         # Attention is causal: a token of a prompt attends to half of it on average.
         prefill = size.prefill_flops(self.prompt_tokens, self.prompt_tokens / self.turns / 2)
-        return prefill, size.decode_flops(self.said, self.mean_context)
+        return prefill, size.decode_flops(self.response_tokens, self.mean_context)
 
     def hours(self, size: ModelStats, rows: int, rate: HardwareSpec) -> float | None:
         """Return at most how many hours all responses take in batches of `rows`; None without rates."""
         prefill, decoding = self.flops(size)
         # Each decoding step reads all weights once for all rows, and the keys and values of each row.
-        bytes_read = (size.weight_bytes + rows * size.kv_bytes * self.mean_context) * self.said / rows
+        bytes_read = (size.weight_bytes + rows * size.kv_bytes * self.mean_context) * self.response_tokens / rows
         prefill_seconds, decoding_seconds = rate.seconds(prefill), rate.seconds(decoding, bytes_read)
         if prefill_seconds is None or decoding_seconds is None:
             return None

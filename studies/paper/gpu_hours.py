@@ -106,10 +106,10 @@ class GpuHoursPlanner:
         # Later turns read the responses of earlier ones; the prompts, which are short, are not counted.
         recalled = questions * most * turns * (turns - 1) // 2
         totals = {"prompts": questions, "turns": questions * turns, "recalled": recalled}
-        totals["said"] = questions * turns * most
+        totals["response_tokens"] = questions * turns * most
         return CorpusTokenCounts(
             **{key: EVALUATED_ARMS * total for key, total in totals.items()},
-            asked=0,
+            user_tokens=0,
             longest=turns * most,
             longest_prompt=(turns - 1) * most,
             counted="not counted",

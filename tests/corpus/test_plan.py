@@ -47,8 +47,8 @@ def test_prompt_tokens_are_as_planned_and_responses_at_most(base, tmp_path, samp
     corpus = Corpus.from_prompts(replace(prompt, turns=prompt.turns[:1]) for prompt in PROMPTS)
     plan = planning_corpus.plan_corpus(base, corpus, answers, tmp_path, prepared.SINGLE_SHARD)
     counts, work = prepared.prepare(base, corpus, answers, tmp_path, {}, planned=plan)["counts"], plan.work
-    assert counts["tokens"] - counts["answer_tokens"] == work.asked
-    assert 0 < counts["answer_tokens"] <= work.said == len(PROMPTS) * samples * 12
+    assert counts["tokens"] - counts["answer_tokens"] == work.user_tokens
+    assert 0 < counts["answer_tokens"] <= work.response_tokens == len(PROMPTS) * samples * 12
     rows = prepared.read_corpus(tmp_path, base.fingerprint()).rows
     assert max(len(row.tokens_L) for row in rows) <= work.longest
     assert max(int((~row.mask_L).sum()) for row in rows) <= work.longest_prompt
@@ -116,8 +116,9 @@ def test_a_dry_run_counts_the_same_and_estimates_tokens_without_a_tokenizer(base
     plan = planning_corpus.plan_corpus_dry_run(
         dry_run, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD
     )
-    assert plan.work.asked == sum(count_prompt_tokens([-(-len(t) // 4) for t in p.turns], 12, 192)[0] for p in PROMPTS)
-    assert plan.work.said == TURNS * 12
+    counts = (count_prompt_tokens([-(-len(turn) // 4) for turn in one.turns], 12, 192) for one in PROMPTS)
+    assert plan.work.user_tokens == sum(user for user, _ in counts)
+    assert plan.work.response_tokens == TURNS * 12
     assert "DRY RUN: name is not loaded" in str(plan)
     assert "time      not known without a rate" in str(plan)
     assert plan.measured["hours_at_most"] is None

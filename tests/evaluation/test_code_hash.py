@@ -100,21 +100,21 @@ def test_an_evaluation_resumes_at_another_commit_with_the_same_hash(installed, t
 
 
 @pytest.mark.parametrize(
-    ("commit", "dirty", "said"),
+    ("commit", "dirty", "version"),
     [
         ("0123456789", False, " at commit 0123456 ("),
         ("0123456789", True, " at commit 0123456 with uncommitted changes ("),
         (None, None, " ("),
     ],
 )
-def test_another_hash_is_refused_with_the_stored_version_and_the_ways_out(commit, dirty, said, installed, tmp_path):
+def test_another_hash_is_refused_with_the_stored_version_and_the_ways_out(commit, dirty, version, installed, tmp_path):
     installed.at(commit, dirty)
     run(tmp_path, 1)
     installed.hash = "306c"
     with pytest.raises(InputError) as caught:
         run(tmp_path, 2)
     assert str(caught.value) == (
-        f"{tmp_path} holds an evaluation in which the code was ctcdraft {ctcdraft.__version__}{said}now different in "
+        f"{tmp_path} holds an evaluation in which the code was ctcdraft {ctcdraft.__version__}{version}now different in "
         "files that tokens or times depend on); resume with the version that started it, choose another out=, or add "
         "overwrite=true to replace it"
     )

@@ -4,15 +4,7 @@ import json
 
 import pytest
 import torch
-from small_evaluations import (
-    NO_TRACE,
-    PROMPTS,
-    Corrupt,
-    evaluate_to,
-    interrupt_at,
-    make_evaluation,
-    make_setup,
-)
+from small_evaluations import NO_TRACE, PROMPTS, Corrupt, evaluate_to, interrupt_at, make_evaluation, make_setup
 from tiny_models import random_base
 
 from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
@@ -28,19 +20,8 @@ from ctcdraft.evaluation.records import from_json
 from ctcdraft.report import markdown
 
 CONTRACT = {
-    *(
-        "drafter",
-        "benchmark",
-        "decoding",
-        "temperature",
-        "seed",
-        "nodes",
-        "adaptive",
-        "mean_nodes",
-        "prompts",
-        "tokens",
-        "passes",
-    ),
+    *("drafter", "benchmark", "decoding", "temperature", "seed", "nodes", "adaptive", "mean_nodes", "prompts"),
+    *("tokens", "passes"),
     *("tau", "tau_ci", "tau_mean", "tau_paper", "alpha", "acceptance_rate"),
     *("speedup", "speedup_ci", "speedup_decode", "speedup_paper", "tokens_per_second"),
     *("time", "c", "v", "o", "predicted_speedup", "roof_share", "peak_memory_bytes", "lossless", "accuracy"),
@@ -54,6 +35,19 @@ COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper
 
 def run(evaluation, path, overwrite=False, timing_questions=2):
     return evaluate_to(path, evaluation, overwrite, profiled=timing_questions)
+
+
+def run_first(path, overwrite=False, **changes):
+    """Evaluate the first question with other settings or another contestant."""
+    return run(make_evaluation(make_setup(**changes), PROMPTS[:1]), path, overwrite)
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """The indices of the questions that are answered, and not taken from a file."""
+    indices, answer_question = [], runner.run_question
+    monkeypatch.setattr(runner, "run_question", lambda *args: indices.append(args[2]) or answer_question(*args))
+    return indices
 
 
 def lines(path):
@@ -100,9 +94,8 @@ def test_a_corrupt_contestant_is_reported(finished):
 
 
 def test_a_corrupt_contestant_is_reported_in_half_precision(tmp_path):
-    report = run(
-        make_evaluation(make_setup(random_base().to(torch.bfloat16), corrupt=Corrupt()), PROMPTS[:2]), tmp_path
-    )
+    setup = make_setup(random_base().to(torch.bfloat16), corrupt=Corrupt())
+    report = run(make_evaluation(setup, PROMPTS[:2]), tmp_path)
     assert "NOT LOSSLESS: corrupt differs on 2 of 2 questions" in markdown.terminal(**report)
 
 
@@ -189,18 +182,16 @@ def test_sampling_is_equal_token_for_token_too(tmp_path):
     assert [row["lossless"]["equal"] for row in rows] == [2, 2]
 
 
-def test_running_again_resumes(tmp_path, monkeypatch):
+def test_running_again_resumes(tmp_path, answered):
     setup = make_setup()
     whole = run(make_evaluation(setup), tmp_path / "whole")
-    answered = []
     with interrupt_at(2):
         run(make_evaluation(setup), tmp_path / "again")
     file = tmp_path / "again" / "questions.jsonl"
     before = file.read_text()
     file.write_text(before + before[:40])  # an incomplete last line
 
-    answer_question = runner.run_question
-    monkeypatch.setattr(runner, "run_question", lambda *args: answered.append(args[2]) or answer_question(*args))
+    answered.clear()
     again = run(make_evaluation(setup), tmp_path / "again")
     assert answered == [2, 3]
     assert file.read_text().startswith(before)
@@ -227,6 +218,9 @@ def test_shards_merge_to_the_report_of_one_run(tmp_path):
     assert counted(report) == counted(whole)
     assert [record.index for record in lines(tmp_path / "parts")] == [0, 2, 1, 3]
     assert {file.name for file in (tmp_path / "parts").glob("timing*")} == {"timing-1-of-2.json", "timing-2-of-2.json"}
+    kept = (tmp_path / "parts" / "questions-1-of-2.jsonl").read_text()
+    run(make_evaluation(setup, shard=Shard(2, 2)), tmp_path / "parts", overwrite=True, timing_questions=1)
+    assert (tmp_path / "parts" / "questions-1-of-2.jsonl").read_text() == kept  # of another shard
 
 
 def test_a_shard_without_questions_reports_nothing(tmp_path):
@@ -239,13 +233,13 @@ def test_a_shard_without_questions_reports_nothing(tmp_path):
 
 
 def test_other_settings_are_refused_in_one_sentence(tmp_path):
-    run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
+    run_first(tmp_path)
     with pytest.raises(InputError, match=r"decoding.nodes was 8 \(now 4\).*overwrite=true"):
-        run(make_evaluation(make_setup(nodes=4), PROMPTS[:1]), tmp_path)
+        run_first(tmp_path, nodes=4)
     with pytest.raises(InputError, match=r"contestants\.corrupt was None"):
-        run(make_evaluation(make_setup(corrupt=Corrupt()), PROMPTS[:1]), tmp_path)
+        run_first(tmp_path, corrupt=Corrupt())
     (tmp_path / "mine.txt").write_text("not ours")
-    report = run(make_evaluation(make_setup(nodes=4), PROMPTS[:1]), tmp_path, overwrite=True)
+    report = run_first(tmp_path, overwrite=True, nodes=4)
     assert report["rows"][0]["nodes"] == 4
     assert (tmp_path / "mine.txt").exists()
 
@@ -284,28 +278,13 @@ def test_changes_that_affect_speed_or_text_are_refused(tmp_path, monkeypatch):
         )
 
 
-def test_overwriting_one_shard_leaves_the_others(tmp_path):
-    setup = make_setup()
-    for shard in (Shard(1, 2), Shard(2, 2)):
-        run(make_evaluation(setup, shard=shard), tmp_path, timing_questions=1)
-    kept = (tmp_path / "questions-1-of-2.jsonl").read_text()
-    run(make_evaluation(setup, shard=Shard(2, 2)), tmp_path, overwrite=True, timing_questions=1)
-    assert (tmp_path / "questions-1-of-2.jsonl").read_text() == kept
-
-
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ((Shard(1, 2), Shard(2, 2)), Shard(1, 1)),
-        ((Shard(1, 1),), Shard(2, 2)),
-        ((Shard(2, 2),), Shard(2, 3)),
-        ((Shard(1, 12),), Shard(1, 2)),
-    ],
+    ("before", "after"), [("1/2 2/2", Shard(1, 1)), ("1/1", Shard(2, 2)), ("2/2", Shard(2, 3)), ("1/12", Shard(1, 2))]
 )
-def test_another_split_of_the_questions_is_refused_or_replaced(before, after, tmp_path, monkeypatch):
+def test_another_split_of_the_questions_is_refused_or_replaced(before, after, tmp_path, answered):
     """Records of i/M would count for i/N: nothing would be measured, and old numbers reported for a new command."""
     setup = make_setup()
-    for shard in before:
+    for shard in map(Shard.parse, before.split()):
         run(make_evaluation(setup, shard=shard), tmp_path, timing_questions=1)
     old = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     with pytest.raises(InputError, match=rf"is no part of shard={after.number}/{after.of}; .*overwrite=true") as caught:
@@ -313,8 +292,7 @@ def test_another_split_of_the_questions_is_refused_or_replaced(before, after, tm
     assert "\n" not in str(caught.value)
     assert {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()} == old
 
-    answered, answer_question = [], runner.run_question
-    monkeypatch.setattr(runner, "run_question", lambda *args: answered.append(args[2]) or answer_question(*args))
+    answered.clear()
     now = make_evaluation(setup, shard=after)
     report = run(now, tmp_path, overwrite=True, timing_questions=1)
     assert answered == list(now.prompts)
@@ -335,16 +313,13 @@ def test_impossible_settings(changes):
         make_setup(**changes)
 
 
-def test_damaged_settings_can_be_overwritten(tmp_path):
-    run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
-    (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(InputError, match=r"settings\.json is unreadable"):
-        run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
-    run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path, overwrite=True)
-
-
-def test_a_damaged_line_is_named(tmp_path):
-    run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
-    (tmp_path / "questions.jsonl").write_text("{}\n")
-    with pytest.raises(InputError, match="line 1 of"):
-        run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [("settings.json", "{", r"settings\.json is unreadable"), ("questions.jsonl", "{}\n", "line 1 of")],
+)
+def test_a_damaged_file_is_named_and_can_be_overwritten(file, text, sentence, tmp_path):
+    run_first(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        run_first(tmp_path)
+    run_first(tmp_path, overwrite=True)

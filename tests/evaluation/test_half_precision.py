@@ -99,7 +99,7 @@ def test_steps_of_fixed_shapes_are_repeated_as_such(fault):
     if fault is not None:
         return
     recording = half_precision.Recording(truth, position)
-    half_precision.record_fixed_shapes(setup, setup.contestants["ctc"], prompt_L, setup.settings, 0, recording)
+    half_precision.decode_recorded(setup, setup.contestants["ctc"], prompt_L, setup.settings, 0, recording)
     assert {len(tree) for tree, _ in recording.steps} == {setup.settings.nodes}  # with padding
     repeated_V = half_precision.repeat_fixed_shapes(judge.exact, recording, prompt_L)
     assert half_precision.difference(repeated_V, judge.plain_V) < 1e-5

@@ -1,4 +1,4 @@
-"""The certificate finds what is planted, and tells a rounding error from a bug."""
+"""The losslessness check finds planted differences, and distinguishes rounding from faults."""
 
 import weakref
 
@@ -34,9 +34,9 @@ def test_the_margin_is_the_bases_own(temperature):
     setup = make_setup(corrupt=Corrupt(), temperature=temperature)
     record = question(setup)
     (divergence,) = record.divergences["corrupt"]
-    said = record.turns[0].answers["autoregressive"].tokens
+    tokens = record.turns[0].answers["autoregressive"].tokens
     prompt_L, _ = turn_prompt(setup.base, PROMPTS[0], [])
-    text = [*prompt_L.tolist(), *said[: divergence.position]]
+    text = [*prompt_L.tolist(), *tokens[: divergence.position]]
     with torch.no_grad():
         scores_V = setup.base.lm(torch.tensor([text])).logits[0, -1].double()
     if temperature > 0:
@@ -46,7 +46,7 @@ def test_the_margin_is_the_bases_own(temperature):
         noise_V = GumbelNoise(turn_seed(0, 0, 0)).gumbel(torch.tensor([len(text)]), len(scores_V))[0]
         scores_V = (scores_V / temperature).log_softmax(-1) + noise_V
     best, second = scores_V.topk(2).values.tolist()
-    assert int(scores_V.argmax()) == said[divergence.position]
+    assert int(scores_V.argmax()) == tokens[divergence.position]
     assert divergence.margin == pytest.approx(best - second, abs=1e-4)
 
 

@@ -104,7 +104,7 @@ def test_the_choice_of_tree_sizes_counts_its_answers(slow):
     timeline.takes(30.0, tree_size, "record_base_answer")
     setup = make_setup(max_new_tokens=4)
     search = tree_size.TreeSizeSearch([2, 4], "unused", prompts=2, timed=1, timed_steps=2, repeats=1)
-    tree_size.choose_sizes(setup, search, [PROMPTS[0], PROMPTS[2]])
+    tree_size.choose_fixed(setup, search, [PROMPTS[0], PROMPTS[2]])
     # Two texts, replayed for the one drafter; and timed: one text, twice, autoregression and two sizes.
     count = 2 + 2 + 2 * 3
     assert [(one.done, one.total) for one in timeline.counts] == [(count, count)]

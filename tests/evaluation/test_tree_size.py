@@ -21,12 +21,12 @@ from ctcdraft.evaluation.benchmarks import Benchmark, project_prompts
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.replay.tree_size import (
-    SizeChoice,
-    SizeResult,
     TreeSizeSearch,
-    choose_sizes,
+    best_size,
+    choose_fixed,
     load_or_choose_sizes,
     refuse_unnested_trees,
+    size_rows,
 )
 from ctcdraft.nn.bodies import ResidualBody
 from ctcdraft.report.markdown import markdown
@@ -38,9 +38,9 @@ def sizing(path="absent", **changes) -> TreeSizeSearch:
 
 
 def test_the_best_size_has_the_greatest_predicted_speedup():
-    choice = SizeChoice((SizeResult(2, 1.5, 1.2), SizeResult(4, 2.0, 1.25), SizeResult(8, 2.2, 1.6)))
-    assert choice.best.nodes == choice.to_json()["chosen"] == 4
-    assert [row["predicted_speedup"] for row in choice.to_json()["sizes"]] == [1.25, 1.6, pytest.approx(1.375)]
+    sizes = size_rows([2, 4, 8], [1.5, 2.0, 2.2], [1.2, 1.25, 1.6])
+    assert best_size(sizes) == 4
+    assert [row["predicted_speedup"] for row in sizes] == [1.25, 1.6, pytest.approx(1.375)]
 
 
 def test_without_a_file_the_questions_beyond_the_limit_are_used(tmp_path):
@@ -153,4 +153,4 @@ def test_refusals_are_one_sentence(tmp_path):
     base = random_base()
     sampled = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
     with pytest.raises(InputError, match="which this decoding does not promise"):
-        choose_sizes(EvaluationSetup(base, {"prompt_lookup": PromptLookup(base, 2, 4)}, sampled, 0), sizing(), [])
+        choose_fixed(EvaluationSetup(base, {"prompt_lookup": PromptLookup(base, 2, 4)}, sampled, 0), sizing(), [])

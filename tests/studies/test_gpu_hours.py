@@ -47,7 +47,7 @@ def test_the_hours_are_those_that_train_plans(planner, cells):
     plan = dry_run.plan_dry_run(base, drafter, instantiate(config.objective), stats, config.trainer, rate)
     assert f"about {hardware.format_hours(hours.training)} with hidden_states=online" in plan
     assert f"at most about {format_bytes(hours.peaks['training'])} at the peak" in plan
-    assert planner.counts.said == 512 * planner.counts.turns == 512 * 185_787
+    assert planner.counts.response_tokens == 512 * planner.counts.turns == 512 * 185_787
     parts = memory_parts(planner.counts, ModelStats.of(base), instantiate(config.answers))
     assert hours.peaks["answers"] == sum(parts.values())
     assert hours.answers == planner.counts.hours(ModelStats.of(base), config.answers.batch_size, rate)

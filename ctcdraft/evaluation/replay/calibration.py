@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,7 @@ from ctcdraft.drafters.tree_policy import (
     draft_path_probs,
     path_prob_ranks,
 )
-from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
-from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.replay.drafts import (
     BaseAnswer,
     DraftReplayer,
@@ -39,7 +39,7 @@ from ctcdraft.evaluation.replay.drafts import (
     replay_pass,
 )
 from ctcdraft.evaluation.replay.step_costs import measure_step_costs
-from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch
+from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, size_rows
 from ctcdraft.evaluation.runner import sample_evenly, turn_prompt
 from ctcdraft.progress import Progress
 
@@ -190,10 +190,7 @@ def describe_policy(
 ) -> dict[str, Any]:
     """Return the policy as JSON, with the speed-up that it and trees of fixed sizes are expected to reach."""
     costs = policy.costs
-    sizes = [
-        {"nodes": nodes, "tau": float(tau), "cost": draft + rest, "predicted_speedup": float(tau) / (draft + rest)}
-        for nodes, tau, draft, rest in zip(costs.nodes, fixed_taus, costs.draft, costs.rest, strict=True)
-    ]
+    sizes = size_rows(costs.nodes, fixed_taus, list(map(add, costs.draft, costs.rest)))
     choice = {"chosen": costs.nodes[-1], "sizes": sizes[1:], "predicted": predicted}
     return {**choice, "policy": policy.to_json(), "reliability": reliability}
 
@@ -209,11 +206,7 @@ def choose_adaptive(
         [turn_prompt(setup.base, prompt, [])[0] for prompt in some]
         for some in (prompts, sample_evenly(questions, sizing.shown))
     )
-    names = [
-        name
-        for name, drafter in setup.contestants.items()
-        if name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
-    ]
+    names = setup.drafter_names
     arms = 0 if sizing.costs is not None else (1 + len(names)) * (1 + len(sizing.adaptive_nodes))
     progress = sizing.progress(len(texts), len(names), arms, len(shown_texts))
     answers: list[BaseAnswer] = []

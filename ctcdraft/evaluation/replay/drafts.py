@@ -75,6 +75,16 @@ class DraftTree:
     def first_nodes(self, nodes: int) -> DraftTree:
         return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.depths[:nodes])
 
+    def path_along(self, text: TokenIds) -> list[int]:
+        """Return the nodes that carry the tokens of a text, which begins after the root; the root is the first."""
+        children = {(self.parents[n], self.tokens[n]): n for n in reversed(range(1, len(self.tokens)))}
+        path = [0]
+        for token in text:
+            if (child := children.get((path[-1], token))) is None:
+                break
+            path.append(child)
+        return path
+
 
 class DraftReplayer:
     """Drafts trees after tokens of a known text, in the order of the text; tokens in between may be skipped."""
@@ -144,10 +154,8 @@ def replay_passes(
 
 def replay_pass(answer: TokenIds, at: int, tree: DraftTree) -> DecodeStep:
     """Return the decoding step of this tree after token `at` of the answer."""
-    children = {(tree.parents[n], tree.tokens[n]): n for n in reversed(range(1, len(tree.tokens)))}
-    node, depth = 0, 0
-    while at + depth + 1 < len(answer) and (node, answer[at + depth + 1]) in children:
-        node, depth = children[node, answer[at + depth + 1]], depth + 1
+    path = tree.path_along(answer[at + 1 :])
+    depth = len(path) - 1
     ended = at + depth + 1 == len(answer)  # with a draft token: there is no bonus token, and nothing was rejected
-    is_open = not ended and node in tree.parents
+    is_open = not ended and path[-1] in tree.parents
     return DecodeStep(depth if ended else depth + 1, depth, is_open, len(tree.tokens), max(tree.depths))

@@ -7,7 +7,6 @@ benchmark is used.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +19,7 @@ from ctcdraft.decoding.loop import prefill
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.evaluation.benchmarks import Benchmark, project_prompts
-from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
+from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.output_dir import refuse_differences
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.drafts import (
@@ -31,6 +30,7 @@ from ctcdraft.evaluation.replay.drafts import (
 )
 from ctcdraft.evaluation.replay.step_costs import TimedSteps, isotonic
 from ctcdraft.evaluation.runner import sample_evenly, turn_prompt
+from ctcdraft.models.fingerprint import text_hash
 from ctcdraft.progress import Progress
 
 
@@ -76,41 +76,26 @@ class TreeSizeSearch:
         return sample_evenly(usable, self.prompts)
 
 
-@dataclass(frozen=True)
-class SizeResult:
-    """One size of one drafter."""
-
-    nodes: int
-    tau: float  # on the calibration texts
-    cost: float  # of a decoding step, in autoregressive steps
-
-    @property
-    def predicted_speedup(self) -> float:
-        return self.tau / self.cost
+def size_rows(nodes: Sequence[int], taus: Sequence[float], costs: Sequence[float]) -> list[dict[str, float]]:
+    """Return a row of sizes.json for every tree size. costs: of a decoding step, in autoregressive steps."""
+    return [
+        {"nodes": size, "tau": float(tau), "cost": cost, "predicted_speedup": float(tau) / cost}
+        for size, tau, cost in zip(nodes, taus, costs, strict=True)
+    ]
 
 
-@dataclass(frozen=True)
-class SizeChoice:
-    """All sizes of one drafter."""
-
-    sizes: tuple[SizeResult, ...]
-
-    @property
-    def best(self) -> SizeResult:
-        return max(self.sizes, key=lambda size: size.predicted_speedup)
-
-    def to_json(self) -> dict[str, Any]:
-        table = [{**vars(size), "predicted_speedup": size.predicted_speedup} for size in self.sizes]
-        return {"chosen": self.best.nodes, "sizes": table}
+def best_size(sizes: Sequence[Mapping[str, float]]) -> Any:
+    return max(sizes, key=lambda size: size["predicted_speedup"])["nodes"]
 
 
-def choose_sizes(setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt]) -> dict[str, SizeChoice]:
-    """Return the choice for every drafter whose tree size can be chosen."""
+def choose_fixed(
+    setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt], questions: Sequence[Prompt] = ()
+) -> dict[str, Any]:
+    """Return the choice for every drafter whose tree size can be chosen. questions: of the evaluation, not needed."""
     settings, seed = setup.settings, setup.seed
     refuse_unreplayable(settings)
     texts = [turn_prompt(setup.base, prompt, [])[0] for prompt in prompts]
-    drafters = {name: one for name, one in setup.contestants.items() if name != AUTOREGRESSIVE}
-    names = [name for name, drafter in drafters.items() if not isinstance(drafter, StockGenerate)]
+    names = setup.drafter_names
     for name in names:
         for prompt_L in texts:
             refuse_unnested_trees(setup, name, prompt_L, sizing.nodes)
@@ -132,15 +117,9 @@ def choose_sizes(setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequen
         arms = [(setup.contestants[AUTOREGRESSIVE], 1), *((drafter, nodes) for nodes in sizing.nodes)]
         times = map(sum, zip(*timed.measure(arms), strict=True))
         costs = isotonic(list(times)[1:])  # a larger tree that takes less time is noise
-        choices[name] = SizeChoice(tuple(map(SizeResult, sizing.nodes, taus, costs)))
+        sizes = size_rows(sizing.nodes, taus, costs)
+        choices[name] = {"chosen": best_size(sizes), "sizes": sizes}
     return choices
-
-
-def choose_fixed(
-    setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt], questions: Sequence[Prompt]
-) -> dict[str, Any]:
-    """Return `choose_sizes` as JSON."""
-    return {name: choice.to_json() for name, choice in choose_sizes(setup, sizing, prompts).items()}
 
 
 def load_or_choose_sizes(
@@ -165,10 +144,6 @@ def load_or_choose_sizes(
     prompts = sizing.calibration_prompts(benchmark)
     hashes = [text_hash(prompt.turns[0]) for prompt in prompts]
     return {"of": of, "prompts": hashes, "sizes": choose(setup, sizing, prompts, benchmark.prompts)}
-
-
-def text_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:
