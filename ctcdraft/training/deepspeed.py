@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.distributed import Distributed, lost_process
+from ctcdraft.distributed import Distributed, shared_step
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.models.deepspeed import import_deepspeed, load_deepspeed
-from ctcdraft.objectives.base import Loss, counted_over
+from ctcdraft.objectives.base import Loss
 from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 
 SET_BY_TRAINER = {
@@ -98,7 +98,7 @@ class DeepSpeedEngine(TorchEngine):
         """Take one optimiser step, as TorchEngine does."""
         if self.engine is None:
             self.initialize(len(losses))
-        with lost_process(), counted_over(self.distributed):
+        with shared_step(self.distributed):
             norm = self.backward_and_step(losses)
         if isfinite(norm):
             self.schedules[0].step()
