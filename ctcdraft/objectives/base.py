@@ -46,12 +46,19 @@ class DecayedObjective:
         self.labels = check_int(labels, "objective.labels")
         self.decay = check_float(decay, "objective.decay", above=0, most=1)
 
+    def mean(self, values_BAS: Tensor, real_BAS: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted mean of the real values and the sum of the weights, as `counted_mean` does.
+
+        values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
+        """
+        steps_S = torch.arange(real_BAS.shape[-1], device=real_BAS.device, dtype=values_BAS.dtype)
+        return counted_mean(values_BAS, real_BAS, real_BAS * self.decay**steps_S)
+
     def loss(self, log_probs_BAS: Tensor, batch: Batch, **metrics: Tensor) -> Loss:
         """Return the mean of -log_probs_BAS. Labels of probability zero are left out, and their share is a metric."""
         real_BAS = label_mask(batch)
         feasible_BAS = real_BAS & ~log_probs_BAS.isneginf()  # nan is kept and shows in the loss
-        weights_BAS = decay_weights(feasible_BAS, self.decay, log_probs_BAS.dtype)
-        value, count = counted_mean(-log_probs_BAS, feasible_BAS, weights_BAS)
+        value, count = self.mean(-log_probs_BAS, feasible_BAS)
         infeasible = share_left_out(feasible_BAS, real_BAS)
         return Loss(value, {"loss": value.detach(), **metrics, "infeasible_share": infeasible}, count)
 
@@ -114,18 +121,6 @@ def check_frames(emissions: Emissions, labels: int) -> int:
             f"raise drafter.frames to at least {labels} or lower objective.labels"
         )
     return frames
-
-
-def decayed_masked_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> Tensor:
-    """Return the mean of the real values, the k-th of a window (from 0) with weight decay^k.
-
-    values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
-    """
-    return counted_mean(values_BAS, real_BAS, decay_weights(real_BAS, decay, values_BAS.dtype))[0]
-
-
-def decay_weights(real_BAS: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
-    return real_BAS * decay ** torch.arange(real_BAS.shape[-1], device=real_BAS.device, dtype=dtype)
 
 
 def masked_mean(values_X: Tensor, real_X: Tensor) -> Tensor:
