@@ -164,18 +164,13 @@ def init_distributed(device: str, timeout_minutes: float = 30) -> Distributed:
         if not torch.distributed.is_initialized():
             backend = "nccl" if device.startswith("cuda") else "gloo"
             torch.distributed.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
-            shut_down_gloo_at_exit()
+            atexit.register(shut_down_gloo)
             patient_groups[:] = [torch.distributed.new_group(backend="gloo", timeout=PATIENCE)]
     except (RuntimeError, ValueError) as error:  # a port in use is a DistNetworkError, which is a RuntimeError
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         sentence = f"{count} cannot connect at {address} ({first_line(error)})"
         raise InputError(f"{sentence}; choose a free port with torchrun --master-port") from error
     return processes
-
-
-def shut_down_gloo_at_exit() -> None:
-    atexit.unregister(shut_down_gloo)  # so that a second call does not register it twice
-    atexit.register(shut_down_gloo)
 
 
 def shut_down_gloo() -> None:
