@@ -59,7 +59,7 @@ class DeepSpeedEngine(TorchEngine):
         self.deepspeed = import_deepspeed(parameters[0].device.type)
         refuse_wrong_config(self.deepspeed, deepspeed, self.default_config(1))
         self.engine: Any = None  # DeepSpeed's own, created in the first step, which knows the batches per step
-        self.restored: dict[str, Any] = {}  # AdamW's state of a checkpoint, until then
+        self.restored: dict[str, Any] = {"steps": 0.0, "moments": []}  # AdamW's state of a checkpoint, until then
 
     def build_optimizers(self, matrices: list[nn.Parameter], others: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
         # One optimiser with two groups: DeepSpeed takes no second optimiser.
@@ -82,7 +82,7 @@ class DeepSpeedEngine(TorchEngine):
             )[0]
         except (AssertionError, ValueError, RuntimeError) as error:
             raise InputError(f"DeepSpeed refuses engine.deepspeed: {deepspeed_error_reason(error)}") from error
-        self.set_moments(**{"steps": 0.0, "moments": []} | self.restored)
+        self.set_moments(**self.restored)
 
     def default_config(self, batches: int) -> dict[str, Any]:
         """Return the values of the run, used where engine.deepspeed has none."""
@@ -171,8 +171,8 @@ class DeepSpeedEngine(TorchEngine):
         # The schedule alone does not restore the rate: the optimiser, which holds it, is not in the state.
         for group, learning_rate in zip(self.optimisers[0].param_groups, self.schedules[0].get_last_lr(), strict=True):
             group["lr"] = learning_rate
-        self.restored = {name: state[name] for name in ("steps", "moments") if name in state}
-        if not self.restored:
+        self.restored |= {name: state[name] for name in self.restored if name in state}
+        if "moments" not in state:
             print("this checkpoint is of an older version, without DeepSpeed's moments; they start from zero")
 
 
