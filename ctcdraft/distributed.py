@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -106,6 +107,32 @@ def from_environment() -> Distributed:
 
 
 ALONE = Distributed()
+step_processes: ContextVar[Distributed] = ContextVar("step_processes", default=ALONE)
+
+
+@contextmanager
+def shared_step(processes: Distributed) -> Iterator[None]:
+    """Let `mean_over_processes` average over these processes, which divide the rows of a training step among them.
+
+    All of them must call it the same number of times. Outside a step, as in the plan, it exchanges nothing.
+    """
+    before = step_processes.set(processes)
+    try:
+        with lost_process():
+            yield
+    finally:
+        step_processes.reset(before)
+
+
+def mean_over_processes(count: Tensor) -> Tensor:
+    """Return the mean of a count over the processes of a step.
+
+    A loss divided by this instead of its own count has, averaged over the processes, the value that one process with
+    all rows would compute. A mean of the processes' means has not, as their windows differ in number.
+    """
+    processes = step_processes.get()
+    # float64: a float32 count would be off from its 16,777,217th window on.
+    return count if processes.world_size == 1 else processes.sum(count.double()) / processes.world_size
 
 
 @contextmanager
@@ -125,31 +152,25 @@ def init_distributed(device: str, timeout_minutes: float = 30) -> Distributed:
     """Join the process group of torchrun, if this process was started by it, and return it."""
     import torch
 
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size == 1:
-        return Distributed()
+    processes = from_environment()
+    if processes.world_size == 1:
+        return ALONE
+    count = f"{processes.world_size} processes"
     if device == "cuda":
-        raise InputError(f"device=cuda is one device for {world_size} processes; leave it out to give each its own")
-    backend = "nccl" if device.startswith("cuda") else "gloo"
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise InputError(f"device=cuda is one device for {count}; leave it out to give each its own")
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     try:
         if not torch.distributed.is_initialized():
+            backend = "nccl" if device.startswith("cuda") else "gloo"
             torch.distributed.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
-            shut_down_gloo_at_exit()
+            atexit.register(shut_down_gloo)
             patient_groups[:] = [torch.distributed.new_group(backend="gloo", timeout=PATIENCE)]
     except (RuntimeError, ValueError) as error:  # a port in use is a DistNetworkError, which is a RuntimeError
-        raise InputError(
-            f"{world_size} processes cannot connect at {address} ({str(error).strip().splitlines()[0]}); choose a free "
-            "port with torchrun --master-port"
-        ) from error
-    return Distributed(int(os.environ["RANK"]), world_size)
-
-
-def shut_down_gloo_at_exit() -> None:
-    atexit.unregister(shut_down_gloo)  # so that a second call does not register it twice
-    atexit.register(shut_down_gloo)
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        sentence = f"{count} cannot connect at {address} ({first_line(error)})"
+        raise InputError(f"{sentence}; choose a free port with torchrun --master-port") from error
+    return processes
 
 
 def shut_down_gloo() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -66,6 +67,23 @@ def logged_metrics(run) -> list[dict]:
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert all(line[name] >= 0 for line in lines for name in MACHINE_METRICS)
     return [{name: value for name, value in line.items() if name not in MACHINE_METRICS} for line in lines]
+
+
+class Sometimes:
+    """The CTC objective, with NaN as its value in the calls `bad`, and a gradient of NaN in call `steep`."""
+
+    labels, supervises = 3, "alignments"
+
+    def __init__(self, *bad: int, steep: int = 0) -> None:
+        self.real, self.bad, self.steep, self.calls = CTC(3), set(bad), steep, 0
+
+    def __call__(self, emissions, batch):
+        loss = self.real(emissions, batch)
+        self.calls += 1
+        if self.calls in self.bad:
+            return replace(loss, value=loss.value * torch.nan)
+        slope = (emissions.states_BATD.sum() * 0).abs().sqrt()
+        return replace(loss, value=loss.value + slope) if self.calls == self.steep else loss
 
 
 SINGLE_PROCESS = Distributed()

@@ -150,7 +150,7 @@ class Batches:
         """Return how full the rows of the first epoch are, for the plan."""
         rows = responses = tokens = padded_tokens = 0
         for packs in self.epoch(0):
-            lengths = [sum(len(self.rows.tokens[i]) for i in pack) for pack in packs]
+            lengths = [sum(self.lengths[index] for index in pack) for pack in packs]
             rows, responses = rows + len(packs), responses + sum(map(len, packs))
             tokens, padded_tokens = tokens + sum(lengths), padded_tokens + len(packs) * max(lengths)
         return (

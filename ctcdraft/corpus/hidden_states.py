@@ -73,11 +73,7 @@ class Precision:
         return width * self.dtype.itemsize + 4 * self.scaled
 
 
-PRECISIONS = {
-    "float32": Precision(torch.float32),
-    "bfloat16": Precision(torch.bfloat16),
-    "int8": Precision(torch.int8),
-}
+PRECISIONS = {name: Precision(getattr(torch, name)) for name in ("float32", "bfloat16", "int8")}
 
 
 class OfflineHiddenStates:

@@ -7,6 +7,7 @@ the others and is refused elsewhere. No other module imports deepspeed.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.distributed import shut_down_gloo_at_exit
+from ctcdraft.distributed import shut_down_gloo
 from ctcdraft.errors import InputError
 
 SINGLE_PROCESS_ENV = {
@@ -38,7 +39,7 @@ def load_deepspeed(device: str) -> Any:
     deepspeed = import_deepspeed(device)
     backend = "gloo" if device == "cpu" else "nccl"
     deepspeed.init_distributed(backend, verbose=False)
-    shut_down_gloo_at_exit()
+    atexit.register(shut_down_gloo)
     return deepspeed
 
 

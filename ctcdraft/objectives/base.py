@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ctcdraft.batch import Batch
-from ctcdraft.distributed import ALONE, Distributed
+from ctcdraft.distributed import Distributed, mean_over_processes
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.nn.heads import Emissions
 
-PROCESSES: ContextVar[Distributed] = ContextVar("PROCESSES", default=ALONE)
 SUPERVISED = ("states", "transductions", "alignments", "tokens")  # the strictest first
 
 
@@ -49,12 +46,19 @@ class DecayedObjective:
         self.labels = check_int(labels, "objective.labels")
         self.decay = check_float(decay, "objective.decay", above=0, most=1)
 
+    def mean(self, values_BAS: Tensor, real_BAS: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted mean of the real values and the sum of the weights, as `counted_mean` does.
+
+        values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
+        """
+        steps_S = torch.arange(real_BAS.shape[-1], device=real_BAS.device, dtype=values_BAS.dtype)
+        return counted_mean(values_BAS, real_BAS, real_BAS * self.decay**steps_S)
+
     def loss(self, log_probs_BAS: Tensor, batch: Batch, **metrics: Tensor) -> Loss:
         """Return the mean of -log_probs_BAS. Labels of probability zero are left out, and their share is a metric."""
         real_BAS = label_mask(batch)
         feasible_BAS = real_BAS & ~log_probs_BAS.isneginf()  # nan is kept and shows in the loss
-        weights_BAS = decay_weights(feasible_BAS, self.decay, log_probs_BAS.dtype)
-        value, count = counted_mean(-log_probs_BAS, feasible_BAS, weights_BAS)
+        value, count = self.mean(-log_probs_BAS, feasible_BAS)
         infeasible = share_left_out(feasible_BAS, real_BAS)
         return Loss(value, {"loss": value.detach(), **metrics, "infeasible_share": infeasible}, count)
 
@@ -119,68 +123,29 @@ def check_frames(emissions: Emissions, labels: int) -> int:
     return frames
 
 
-def decayed_masked_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> Tensor:
-    """Return the mean of the real values, the k-th of a window (from 0) with weight decay^k.
-
-    values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
-    """
-    return counted_mean(values_BAS, real_BAS, decay_weights(real_BAS, decay, values_BAS.dtype))[0]
-
-
-def decay_weights(real_BAS: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
-    return real_BAS * decay ** torch.arange(real_BAS.shape[-1], device=real_BAS.device, dtype=dtype)
-
-
 def masked_mean(values_X: Tensor, real_X: Tensor) -> Tensor:
     """Return the mean of the real values; 0 where there is none."""
     return counted_mean(values_X, real_X, real_X)[0]
 
 
 def counted_mean(values_X: Tensor, real_X: Tensor, weights_X: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted mean of the real values, and the sum of the weights; see `counted_over`."""
-    count = processes_mean(weights_X.sum()).to(values_X.dtype)
+    """Return the weighted mean of the real values, and the sum of the weights; see `mean_over_processes`."""
+    count = mean_over_processes(weights_X.sum()).to(values_X.dtype)
     # `where` before the product: inf or nan of a value that is left out, times 0, would be nan.
     return (values_X.where(real_X, 0) * weights_X).sum() / count.clamp(min=1e-30), count
 
 
 def share_left_out(kept_X: Tensor, real_X: Tensor) -> Tensor:
-    return 1 - processes_mean(kept_X.sum()) / processes_mean(real_X.sum()).clamp(min=1e-30)
-
-
-def batch_weights(losses: Sequence[Loss]) -> Tensor:
-    """Return what share_M each batch has in the loss of a step."""
-    counts = [torch.ones_like(loss.value.detach()) if loss.count is None else loss.count for loss in losses]
-    counts_M = torch.stack(counts).double()
-    return counts_M / counts_M.sum().clamp(min=1e-30)
+    return 1 - mean_over_processes(kept_X.sum()) / mean_over_processes(real_X.sum()).clamp(min=1e-30)
 
 
 def step_metrics(losses: Sequence[Loss], processes: Distributed) -> dict[str, float]:
-    """Return the metrics of a step: means over its batches and over processes."""
-    names = losses[0].metrics
+    """Return the metrics of a step: means over its batches, weighted by their counts, and over processes."""
+    counts = [torch.ones_like(loss.value.detach()) if loss.count is None else loss.count for loss in losses]
+    counts_M, names = torch.stack(counts).double(), losses[0].metrics
     metrics_KM = torch.stack([torch.stack([loss.metrics[name].double() for loss in losses]) for name in names])
-    means_K = processes.sum((metrics_KM * batch_weights(losses)).sum(dim=1)) / processes.world_size
+    means_K = processes.sum(metrics_KM @ (counts_M / counts_M.sum().clamp(min=1e-30))) / processes.world_size
     return dict(zip(names, means_K.tolist(), strict=True))
-
-
-@contextmanager
-def counted_over(processes: Distributed) -> Iterator[None]:
-    """Let objectives divide by the mean of a count over processes instead of their own count.
-
-    The mean over processes of a loss is then that of one process with all windows. A mean of their means is not, as
-    their windows differ in number. All processes must call the objective the same number of times.
-    """
-    before = PROCESSES.set(processes)
-    try:
-        yield
-    finally:
-        PROCESSES.reset(before)
-
-
-def processes_mean(count: Tensor) -> Tensor:
-    """Return the mean of a count over the processes that share a batch."""
-    processes = PROCESSES.get()
-    # float64: a float32 count would be off from its 16,777,217th window on.
-    return count if processes.world_size == 1 else processes.sum(count.double()) / processes.world_size
 
 
 def label_mask(batch: Batch) -> Tensor:

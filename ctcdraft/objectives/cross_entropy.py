@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctcdraft.batch import Batch
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, decayed_masked_mean, label_mask
+from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask, masked_mean
 
 
 class CrossEntropy(DecayedObjective):
@@ -20,6 +20,5 @@ class CrossEntropy(DecayedObjective):
         check_frames(emissions, self.labels)
         log_probs_BAS = emissions.label_log_probs(batch.labels_BAS)
         # A metric beside the loss: how probable the first label is, without which nothing is accepted.
-        first_BA1 = log_probs_BAS[..., :1].detach().exp()
-        first = decayed_masked_mean(first_BA1, label_mask(batch)[..., :1], 1.0)
+        first = masked_mean(log_probs_BAS[..., 0].detach().exp(), label_mask(batch)[..., 0])
         return self.loss(log_probs_BAS, batch, first_label=first)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ctcdraft.batch import Batch
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.nn.masks import gather_following
-from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, counted_mean, decay_weights, label_mask
+from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask
 
 # (log-probabilities_XSV of the base, log-probabilities_XSV of the frames) -> distances_XS
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -42,8 +42,7 @@ class Distill(DecayedObjective):
             return self.distance(base_XSV[..., :common].log_softmax(dim=-1), log_probs_XSV)
 
         distance_BAS = emissions.map_label_frames(label_distance, batch.labels_BAS, base_states_at_labels(batch))
-        real_BAS = label_mask(batch)
-        value, count = counted_mean(distance_BAS, real_BAS, decay_weights(real_BAS, self.decay, distance_BAS.dtype))
+        value, count = self.mean(distance_BAS, label_mask(batch))
         return Loss(value, {"loss": value.detach()}, count)
 
 

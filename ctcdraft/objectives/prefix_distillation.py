@@ -20,7 +20,7 @@ from ctcdraft.errors import check_int
 from ctcdraft.nn.heads import CHUNK_BYTES, Emissions
 from ctcdraft.nn.linear_logsumexp import autocast_disabled
 from ctcdraft.nn.next_token import next_token_log_probs
-from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, counted_mean, decay_weights, label_mask
+from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask
 from ctcdraft.objectives.ctc import ctc_window_likelihoods
 from ctcdraft.objectives.distillation import Distance, before_labels
 
@@ -56,9 +56,7 @@ class PrefixDistill(DecayedObjective):
         feasible_BAS = label_mask(batch) & ~prefix_BAS.isneginf()
         frames_BASW = (joint_BASW - prefix_BAS.where(feasible_BAS, 0)[..., None]).clamp(min=SMALLEST)
         distance_BAS = self.distance(with_rest(base_BASW), with_rest(frames_BASW))
-        value, count = counted_mean(
-            distance_BAS, feasible_BAS, decay_weights(feasible_BAS, self.decay, distance_BAS.dtype)
-        )
+        value, count = self.mean(distance_BAS, feasible_BAS)
         return Loss(value, {"loss": value.detach()}, count)
 
 

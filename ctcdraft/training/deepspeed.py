@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.distributed import Distributed, lost_process
+from ctcdraft.distributed import Distributed, shared_step
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.models.deepspeed import import_deepspeed, load_deepspeed
-from ctcdraft.objectives.base import Loss, counted_over
+from ctcdraft.objectives.base import Loss
 from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 
 SET_BY_TRAINER = {
@@ -59,7 +59,7 @@ class DeepSpeedEngine(TorchEngine):
         self.deepspeed = import_deepspeed(parameters[0].device.type)
         refuse_wrong_config(self.deepspeed, deepspeed, self.default_config(1))
         self.engine: Any = None  # DeepSpeed's own, created in the first step, which knows the batches per step
-        self.restored: dict[str, Any] = {}  # AdamW's state of a checkpoint, until then
+        self.restored: dict[str, Any] = {"steps": 0.0, "moments": []}  # AdamW's state of a checkpoint, until then
 
     def build_optimizers(self, matrices: list[nn.Parameter], others: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
         # One optimiser with two groups: DeepSpeed takes no second optimiser.
@@ -82,8 +82,7 @@ class DeepSpeedEngine(TorchEngine):
             )[0]
         except (AssertionError, ValueError, RuntimeError) as error:
             raise InputError(f"DeepSpeed refuses engine.deepspeed: {deepspeed_error_reason(error)}") from error
-        if self.restored.get("moments"):
-            self.set_moments(**self.restored)
+        self.set_moments(**self.restored)
 
     def default_config(self, batches: int) -> dict[str, Any]:
         """Return the values of the run, used where engine.deepspeed has none."""
@@ -98,37 +97,38 @@ class DeepSpeedEngine(TorchEngine):
         """Take one optimiser step, as TorchEngine does."""
         if self.engine is None:
             self.initialize(len(losses))
-        with lost_process(), counted_over(self.distributed):
+        with shared_step(self.distributed):
             norm = self.backward_and_step(losses)
         if isfinite(norm):
             self.schedules[0].step()
         return norm
 
     def backward_and_step(self, losses: Sequence[Callable[[], Loss]]) -> float:
-        # With shards (ZeRO 1, 2) DeepSpeed itself measures the norm, skips a gradient that is not finite and clears the
-        # accumulated gradients. Without shards (ZeRO 0) it does none of this, so it is done here.
-        unsharded = self.engine.zero_optimization_stage() == 0
-        norm, counts = nan, []
-        for number, loss in enumerate(losses, start=1):
+        counts: list[float] = []
+        for loss in losses:
+            if counts:
+                self.engine.step()  # counts the batch before; the weights are updated after the last one
             with self.precision():
                 one = loss()
             counts.append(1.0 if one.count is None or len(losses) == 1 else float(one.count))
             self.engine.backward(one.value * counts[-1])
-            mean_count = sum(counts) / len(counts) or 1.0
-            if not unsharded and number == len(losses) > 1:
-                self.engine.optimizer.loss_scale *= mean_count  # what it divides the gradient by when it takes the step
-            if unsharded and number == len(losses):
-                torch._foreach_div_([p.grad for p in self.parameters if p.grad is not None], mean_count)
-                norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
-                if not isfinite(norm):
-                    self.engine.zero_grad()
-                    self.engine.micro_steps += 1  # as engine.step() would have counted
-                    return norm
-            self.engine.step()  # updates the weights at the last batch only
-        if not unsharded and (measured := self.engine.get_global_grad_norm()) is not None:
-            norm = float(measured)
-        if not unsharded and len(losses) > 1:
+        mean_count = sum(counts) / len(counts) or 1.0
+        # With shards (ZeRO 1, 2) DeepSpeed itself measures the norm, skips a gradient that is not finite and clears the
+        # accumulated gradients. Without shards (ZeRO 0) it does none of this, so it is done here.
+        if self.engine.zero_optimization_stage() > 0:
+            self.engine.optimizer.loss_scale *= mean_count  # what it divides the gradient by when it takes the step
+            self.engine.step()
             self.engine.optimizer.loss_scale /= mean_count
+            norm = self.engine.get_global_grad_norm()
+            return nan if norm is None else float(norm)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        torch._foreach_div_(gradients, mean_count)
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if isfinite(norm):
+            self.engine.step()
+        else:
+            self.engine.zero_grad()
+            self.engine.micro_steps += 1  # as engine.step() would have counted
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -136,11 +136,9 @@ class DeepSpeedEngine(TorchEngine):
         state: dict[str, Any] = {"schedule": self.schedules[0].state_dict()}
         if self.engine is None:
             return state | self.restored
-        if self.engine.zero_optimization_stage() > 0:
-            self.link_moments()
         steps = [float(one["step"]) for one in self.optimisers[0].state.values()]
-        moments = [{name: self.moment(p, name) for name in MOMENTS} for p in self.parameters] if steps else []
-        return state | {"steps": max(steps, default=0.0), "moments": moments}
+        moments = [{name: self.moment(p, name) for name in MOMENTS} for p in self.parameters]
+        return state | {"steps": max(steps), "moments": moments}
 
     def moment(self, parameter: nn.Parameter, name: str) -> Tensor | None:
         """Return a whole moment of AdamW in process 0; a collective call where it is in shards."""
@@ -149,23 +147,17 @@ class DeepSpeedEngine(TorchEngine):
         whole = self.deepspeed.utils.safe_get_full_optimizer_state(parameter, name)
         return whole.cpu() if self.distributed.is_main else None
 
-    def link_moments(self) -> None:
-        """Let DeepSpeed find the moments of every parameter.
-
-        It does so by itself after the first step of the first parameter group, when others have none yet (0.19).
-        """
-        self.engine.optimizer._hp_optimizer_states_linked = False
-        self.engine.optimizer._lazy_init_hp_params_optimizer_state()
-
     def set_moments(self, steps: float, moments: Sequence[Mapping[str, Tensor]]) -> None:
-        """Give AdamW the state of a checkpoint, each process its shard."""
+        """Give AdamW the state of a checkpoint, each process its shard. moments: by parameter; none for a new run."""
         state = self.optimisers[0].state
         for owned in [value for group in self.optimisers[0].param_groups for value in group["params"]]:
             state[owned] = {"step": torch.tensor(steps), **{name: torch.zeros_like(owned) for name in MOMENTS}}
         sharded = self.engine.zero_optimization_stage() > 0
         if sharded:
-            self.link_moments()
-        for parameter, saved in zip(self.parameters, moments, strict=True):
+            # DeepSpeed does this itself after the first step of the first parameter group (0.19), too early for the
+            # others' moments and too late for a checkpoint's, and has no public call for it.
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+        for parameter, saved in zip(self.parameters, moments, strict=bool(moments)):
             for name, value in saved.items():
                 if sharded:
                     self.deepspeed.utils.safe_set_full_optimizer_state(parameter, value, name)
@@ -179,8 +171,8 @@ class DeepSpeedEngine(TorchEngine):
         # The schedule alone does not restore the rate: the optimiser, which holds it, is not in the state.
         for group, learning_rate in zip(self.optimisers[0].param_groups, self.schedules[0].get_last_lr(), strict=True):
             group["lr"] = learning_rate
-        self.restored = {name: state[name] for name in ("steps", "moments") if name in state}
-        if not self.restored:
+        self.restored |= {name: state[name] for name in self.restored if name in state}
+        if "moments" not in state:
             print("this checkpoint is of an older version, without DeepSpeed's moments; they start from zero")
 
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from ctcdraft.distributed import Distributed, lost_process
+from ctcdraft.distributed import Distributed, shared_step
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
-from ctcdraft.objectives.base import Loss, counted_over
+from ctcdraft.objectives.base import Loss
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class TorchEngine:
         The mean is over all labels of the step: a batch weighs by the count of its loss.
         """
         counts: list[Tensor] = []
-        with lost_process(), counted_over(self.distributed):
+        with shared_step(self.distributed):
             self.loss_of = self.loss_of or self.data_parallel()
             for number, loss in enumerate(losses, start=1):  # one at a time, so that one graph is in memory
                 last = number == len(losses)

@@ -150,28 +150,6 @@ def test_show_generates_where_nothing_is_prepared_and_writes_nothing(world):
     assert not (world / "elsewhere").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["corpus.path=gone.jsonl"], "gone.jsonl is not there; give a file"),
-        (["corpus=gsm8k"], "has no column `question` (found: id, category, turns)"),
-        (["+corpus.leakage.benchmarks.mine=gone.jsonl"], "gone.jsonl is not there"),
-        (["answers.batch_size=0"], "answers.batch_size must be an integer >= 1, got 0"),
-        (["shard=3/2"], "shard must be i/N"),
-        (["shard=2/2", "overwrite=true"], "overwrite=true with shard=2/2 would throw away"),
-        (["answers=vllm"], "answers=vllm needs the package vllm"),
-        (["answers=openai", "answers.url=http://127.0.0.1:9/v1", "answers.retries=0"], "9/v1 failed 1 times at one"),
-    ],
-)
-def test_a_wrong_input_is_one_sentence_and_status_one(world, arguments, sentence):
-    done = run(world, "out=nowhere", *arguments)
-    assert done.returncode == 1
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len([line for line in done.stderr.splitlines() if line.strip() and "answering:" not in line]) == 1
-    assert not list((world / "nowhere").glob("part*"))
-
-
 def test_two_processes_of_torchrun_write_what_one_writes(world):
     size = "answers.batch_size=2"
     for rank in ("1", "0"):

@@ -39,8 +39,15 @@ def content(out):
     return {file.name: file.read_bytes() for file in sorted(out.iterdir())}
 
 
+def prepare_until(monkeypatch, batches, base, out, answers=GREEDY):
+    """Prepare a corpus until KilledError is raised in the last turn of batch number `batches`, counted from 0."""
+    with monkeypatch.context() as patch:
+        killed_after(patch, batches)
+        with pytest.raises(KilledError):
+            prepare(base, out, answers)
+
+
 def killed_after(monkeypatch, batches):
-    """Raise KilledError in the last turn of batch number `batches`, counted from 0."""
     generate, asked = requests.MultiTurnGenerator.__call__, []
 
     def dying(self, batch):
@@ -89,10 +96,7 @@ def test_a_second_turn_holds_the_first_response_of_the_base_model(base, tmp_path
 @pytest.mark.parametrize("batches", [0, 2, 3])
 def test_a_killed_and_resumed_preparation_equals_an_uninterrupted_one(base, tmp_path, monkeypatch, answers, batches):
     prepare(base, tmp_path / "whole", answers)
-    with monkeypatch.context() as patch:
-        killed_after(patch, batches)
-        with pytest.raises(KilledError):
-            prepare(base, tmp_path / "killed", answers)
+    prepare_until(monkeypatch, batches, base, tmp_path / "killed", answers)
     assert len(part_files.list_parts(tmp_path / "killed")) == batches
     assert not prepared.is_complete(tmp_path / "killed")
     with pytest.raises(InputError, match=r"is not complete; run data/prepare.py again to resume it"):
@@ -104,10 +108,7 @@ def test_a_killed_and_resumed_preparation_equals_an_uninterrupted_one(base, tmp_
 @pytest.mark.parametrize("torn_at", [-1, -30, 10, 0])
 def test_a_torn_part_is_redone_whole_and_the_others_are_kept(base, tmp_path, monkeypatch, torn_at):
     prepare(base, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        killed_after(patch, 3)
-        with pytest.raises(KilledError):
-            prepare(base, tmp_path / "torn")
+    prepare_until(monkeypatch, 3, base, tmp_path / "torn")
     last = part_files.part_path(tmp_path / "torn", 2)
     last.write_bytes(last.read_bytes()[:torn_at])
     kept = [os.stat(part_files.part_path(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
@@ -118,10 +119,7 @@ def test_a_torn_part_is_redone_whole_and_the_others_are_kept(base, tmp_path, mon
 
 def test_a_batch_that_lost_a_line_is_redone_whole(base, tmp_path, monkeypatch):
     prepare(base, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        killed_after(patch, 1)
-        with pytest.raises(KilledError):
-            prepare(base, tmp_path / "half")
+    prepare_until(monkeypatch, 1, base, tmp_path / "half")
     part = part_files.part_path(tmp_path / "half", 0)
     part.write_bytes(part.read_bytes().split(b"\n")[0] + b"\n")
     prepare(base, tmp_path / "half")
@@ -183,20 +181,15 @@ def test_the_same_base_model_under_another_name_is_accepted(base, tmp_path):
 
 def test_other_settings_are_refused_with_what_differs(base, tmp_path):
     prepare(base, tmp_path)
-    with pytest.raises(
-        InputError,
-        match=r"made with answers.temperature=0.0 .now 1.0., answers.samples=1 .now 2.; repeat those settings",
-    ):
+    both = "answers.temperature=0.0 .now 1.0., answers.samples=1 .now 2."
+    with pytest.raises(InputError, match=f"made with {both}; repeat those settings"):
         prepare(base, tmp_path, SAMPLED)
     with pytest.raises(InputError, match=r"made with 11 prompts .now 10.; repeat"):
         prepare(base, tmp_path, prompts=PROMPTS[1:])
 
 
 def test_a_manifest_without_parts_does_not_fix_the_settings(base, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        killed_after(patch, 0)
-        with pytest.raises(KilledError):
-            prepare(base, tmp_path)
+    prepare_until(monkeypatch, 0, base, tmp_path)
     assert prepare(base, tmp_path, SAMPLED)["answers"]["samples"] == 2
 
 
@@ -215,24 +208,6 @@ def test_a_folder_without_a_prepared_corpus_is_one_sentence(base, tmp_path):
         prepare(base, tmp_path / "file")
 
 
-def test_a_full_disk_loses_no_finished_part(base, tmp_path, monkeypatch):
-    prepare(base, tmp_path / "whole")
-    calls = []
-
-    def full(descriptor):
-        calls.append(descriptor)
-        if len(calls) > 3:
-            raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(InputError, match=r"part-00002.jsonl .*No space left on device.*; make room"):
-            prepare(base, tmp_path / "full")
-    assert len(content(tmp_path / "full")) == 3  # the manifest and two parts, no partial file of a third, no lock
-    prepare(base, tmp_path / "full")
-    assert content(tmp_path / "full") == content(tmp_path / "whole")
-
-
 def test_discard_removes_the_corpus_and_nothing_else(base, tmp_path):
     prepare(base, tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
@@ -243,14 +218,7 @@ def test_discard_removes_the_corpus_and_nothing_else(base, tmp_path):
 def test_the_manifest_records_settings_and_counts(base, tmp_path):
     manifest = prepare(base, tmp_path)
     assert json.loads((tmp_path / "manifest.json").read_text()) == manifest
-    assert manifest["answers"] == {
-        "by": "TransformersAnswers",
-        "dtype": "float32",
-        "batch_size": 3,
-        "max_new_tokens": 12,
-        "temperature": 0.0,
-        "seed": 0,
-        "samples": 1,
-    }
+    settings = dict(batch_size=3, max_new_tokens=12, temperature=0.0, seed=0, samples=1)
+    assert manifest["answers"] == {"by": "TransformersAnswers", "dtype": "float32", **settings}
     assert manifest["settings"] == {"corpus": {"name": "test"}}
     assert list(manifest["parts"]) == [file.name for file in part_files.list_parts(tmp_path)]

@@ -39,6 +39,7 @@ def test_a_byte_order_mark_and_a_missing_gz_ending_do_not_matter(tmp_path):
     (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(ENTRIES).encode())
     (tmp_path / "packed.jsonl").write_bytes(gzip.compress(b'{"a": 1}\n\n{"a": 2}'))
     (tmp_path / "plain.jsonl.gz").write_text('{"a": 3}')
+    (tmp_path / "placeholder.jsonl.gz").write_bytes(gzip.compress(b""))
     assert [entry for _, entry in read_records(str(tmp_path / "marked.json"))] == ENTRIES
     assert [entry["a"] for _, entry in read_records(str(tmp_path / "p*"))] == [1, 2, 3]
 
@@ -57,6 +58,12 @@ PACKED = gzip.compress(b'{"a": "b"}\n' * 5000)
         ("a.jsonl", b'{"a": 1}\nnot json', "line 2 of .* is not JSON"),
         ("a.jsonl", b'{"a": 1}\n[2]', "line 2 of .* is a list instead of an object"),
         ("a.jsonl", b"[" * 100_000, "nested too deeply|is not JSON"),
+        ("a.jsonl", b'{"a": ' + b"[" * 200_000 + b"\n", "line 1 of .* is nested too deeply"),
+        ("a.jsonl.gz", bytes(range(128, 256)), "line 1 of .* is not UTF-8 text"),
+        ("a.jsonl", bytes(4096), "line 1 of .* is not JSON"),
+        ("a.jsonl", b'{"a": 1}\n{"a": "b', "line 2 of .* is not JSON"),
+        ("a.json", b'{\n "a": 1\n}', "line 1 of .* is not JSON"),
+        ("a.json", b"[1]", "entry 1 of .* is a int instead of an object"),
         ("a.json", b'[{"a": 1}, {"a": ]', "entry 2 of .* is not JSON"),
         ("a.json", b'[{"a": 1}, {"a": 2}', "entry 2 of .* is not JSON"),
         ("a.json", b'[{"a": 1} {"a": 2}]', "entry 1 of .* is not JSON"),

@@ -1,12 +1,20 @@
-"""Verification of greedy responses: the share of argmax tokens, at the bound and below it."""
+"""Responses of a server without the server: the share of argmax tokens, and texts encoded again."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import random_base
+from prompts import make_requests
+from tiny_models import EOS_ID, random_base
 
-from ctcdraft.corpus.generation.openai import refuse_mismatched_responses, response_log_probs
+from ctcdraft.corpus.generation.openai import (
+    reencode_text,
+    refuse_mismatched_responses,
+    response_log_probs,
+    text_request,
+    with_stop_token,
+)
+from ctcdraft.corpus.generation.requests import Response, Skipped
 from ctcdraft.errors import InputError
 
 PROMPT = [0, 40, 41, 42]
@@ -59,3 +67,28 @@ def test_response_log_probs_are_those_after_the_prompt_and_the_earlier_tokens(ba
         torch.testing.assert_close(
             response_log_probs(base, PROMPT, answer, 1.0)[position], expected_V, atol=1e-4, rtol=0
         )
+
+
+def test_a_text_is_reencoded_only_if_its_ids_can_be_the_generated_ones(base):
+    ids = base.tokenizer("ab c", add_special_tokens=False)["input_ids"]
+    assert reencode_text(base, "ab c", "length", 4) == Response(ids, "reencoded")
+    assert reencode_text(base, "ab c", "stop", 5) == Response([*ids, EOS_ID], "reencoded")  # the server counts the end
+    assert reencode_text(base, "ab c", "stop", 4) == Response([*ids, EOS_ID], "reencoded")  # or does not
+    assert reencode_text(base, "ab c", "stop", None) == Response([*ids, EOS_ID], "reencoded")
+    assert isinstance(reencode_text(base, "ab c", "length", 5), Skipped)  # other tokens of the same text
+    assert isinstance(reencode_text(base, "ab \N{REPLACEMENT CHARACTER}", "length", 4), Skipped)
+    assert isinstance(reencode_text(base, "ab <|end|>", "length", 4), Skipped)  # a text that spells a special token
+    assert isinstance(reencode_text(base, "", "length", 1), Skipped)
+    assert reencode_text(base, "", "stop", 1) == Response([EOS_ID], "reencoded")
+    assert with_stop_token(base, [*ids, EOS_ID], "stop", "generated") == Response([*ids, EOS_ID])
+
+
+def test_the_stored_reasons_of_skipped_responses_keep_their_wording(base):
+    """They are in the part files, whose checksums are the corpus's hash: another wording would be another corpus."""
+    reasons = {
+        "no text stands for exactly its prompt": text_request(base, make_requests([[255]])[0]),
+        "its text does not survive encoding": reencode_text(base, "ab \N{REPLACEMENT CHARACTER}", "length", 4),
+        "its text was not said in the words that encoding gives": reencode_text(base, "ab c", "length", 5),
+        "nothing was said": with_stop_token(base, [], "length", "generated"),
+    }
+    assert reasons == {text: Skipped(text) for text in reasons}

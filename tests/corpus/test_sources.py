@@ -15,8 +15,6 @@ from ctcdraft.errors import InputError
 HUB = {"hub": "owner/name", "hub_file": "file.json"}
 PAIR = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
 TALK = [*PAIR, {"from": "human", "value": "Bye"}]
-
-
 PROMPTS = Cleaning({"empties": Empties(), "duplicates": Duplicates()})
 TALKS = Cleaning(
     {
@@ -124,11 +122,8 @@ def test_a_prompt_of_two_parts_is_in_the_corpus_once_and_counted(tmp_path):
     more = [*PAIR, {"from": "human", "value": "Why?"}]
     first = read_corpus(jsonl(tmp_path / "a.jsonl", {"conversations": TALK}, {"conversations": PAIR}))
     second = read_corpus(jsonl(tmp_path / "b.jsonl", {"conversations": louder}, {"conversations": more}))
-    own = project_prompts(
-        jsonl(tmp_path / "c.jsonl", {"id": "p1", "turns": ["Hi"]}, {"id": "p2", "turns": ["Who?"]}),
-        "own",
-        **CURATED,
-    )
+    others = jsonl(tmp_path / "c.jsonl", {"id": "p1", "turns": ["Hi"]}, {"id": "p2", "turns": ["Who?"]})
+    own = project_prompts(others, "own", **CURATED)
     mixed = mixture(None, "mixed", {"first": lambda: first, "second": lambda: second, "own": lambda: own})
     assert [prompt.turns for prompt in mixed.prompts] == [("Hi", "Bye"), ("Hi",), ("Hi", "Why?"), ("Who?",)]
     assert len({prompt.id for prompt in mixed.prompts}) == 4
@@ -207,52 +202,29 @@ def test_openai_parts_are_text_where_all_of_them_are(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("read", "content", "sentence"),
     [
-        ("", "holds no prompt with a user turn"),
-        ('{"id": 1, "turns": ["a"]}\n{"id": 2,', "line 2 of .*p.jsonl is not JSON"),
-        ('{"id": 1, "text": "a"}', r"line 1 of .* has no column `turns` \(found: id, text\)"),
-        ('{"turns": ["a"]}', "has no column `id`"),
-        ('{"id": 1, "turns": "a"}', "has a str as `turns` instead of a list"),
-        ('{"id": 1, "turns": ["a", " "]}', "has an empty turn"),
-        ('{"id": 1, "turns": ["a"]}\n{"id": 1, "turns": ["b"]}', "two prompts with the id 1"),
-        ("[1]", "entry 1 of .* is a int instead of an object"),
+        (read_project, "", "holds no prompt with a user turn"),
+        (read_project, '{"id": 1, "turns": ["a"]}\n{"id": 2,', "line 2 of .*p.jsonl is not JSON"),
+        (read_project, '{"id": 1, "text": "a"}', r"line 1 of .* has no column `turns` \(found: id, text\)"),
+        (read_project, '{"turns": ["a"]}', "has no column `id`"),
+        (read_project, '{"id": 1, "turns": "a"}', "has a str as `turns` instead of a list"),
+        (read_project, '{"id": 1, "turns": ["a", " "]}', "has an empty turn"),
+        (read_project, '{"id": 1, "turns": ["a"]}\n{"id": 1, "turns": ["b"]}', "two prompts with the id 1"),
+        (read_gsm8k, '{"prompt": "How many?"}', r"has no column `question` \(found: prompt\)"),
+        (read_sharegpt, "\n  \n\n", "holds no prompt with a user turn"),
+        (read_sharegpt, '{"text": "Hi"}', r"has no column `conversations` \(found: text\)"),
+        (read_sharegpt, '{"conversations": "[]"}', "has a str as `conversations` instead of a list"),
+        (read_sharegpt, '{"messages": [{"content": "Hi"}]}', r"has a message .*content.* without a speaker"),
+        (read_sharegpt, '{"conversations": [{"from": "human", "value": " "}]}', "dropped: empties 1"),
+        (read_sharegpt, '{"conversations": [{"from": "bot", "value": "Hi"}]}\n' * 3,
+         r"3 conversations read; dropped: roles 3; speakers: bot 3\); check corpus.path"),
     ],
-)
-def test_a_wrong_record_is_one_sentence(tmp_path, content, sentence):
+)  # fmt: skip
+def test_a_wrong_record_is_one_sentence(tmp_path, read, content, sentence):
     (tmp_path / "p.jsonl").write_text(content)
     with pytest.raises(InputError, match=sentence):
-        read_project(str(tmp_path / "p.jsonl"))
-
-
-def test_a_wrong_conversation_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match=r"has no column `conversations` \(found: text\)"):
-        read_sharegpt(jsonl(tmp_path / "a.jsonl", {"text": "Hi"}))
-    with pytest.raises(InputError, match=r"has a message .*value.* without a speaker"):
-        read_sharegpt(jsonl(tmp_path / "b.jsonl", {"conversations": [{"value": "Hi"}]}))
-    with pytest.raises(InputError, match="holds no prompt with a user turn"):
-        read_sharegpt(jsonl(tmp_path / "c.jsonl", {"conversations": [PAIR[1]]}))
-    with pytest.raises(
-        InputError, match=r"3 conversations read; dropped: roles 3; speakers: bot 3\); check corpus.path"
-    ):
-        read_sharegpt(jsonl(tmp_path / "r.jsonl", *[{"conversations": [{"from": "bot", "value": "Hi"}]}] * 3))
-    with pytest.raises(InputError, match=r"has no column `question` \(found: prompt\)"):
-        read_gsm8k(jsonl(tmp_path / "d.jsonl", {"prompt": "How many?"}))
-
-
-def test_a_wrong_path_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match=r"gone.jsonl is not there; give a file"):
-        read_project(str(tmp_path / "gone.jsonl"))
-    with pytest.raises(InputError, match=r"is a folder without .jsonl or .json files"):
-        read_project(str(tmp_path))
-    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"id": 1, "turns": ["a"]}\n' * 1000)[:-12])
-    with pytest.raises(InputError, match=r"cannot read .*torn.jsonl.gz"):
-        read_project(str(tmp_path / "torn.jsonl.gz"))
-    (tmp_path / "latin.jsonl").write_bytes(b'{"id": "\xe9"}')
-    with pytest.raises(InputError, match=r"latin.jsonl is not UTF-8 text \(byte 8\)"):
-        read_project(str(tmp_path / "latin.jsonl"))
-    with pytest.raises(InputError, match=r"corpus.limit=0 leaves nothing"):
-        read_project(jsonl(tmp_path / "p.jsonl", {"id": 1, "turns": ["a"]}), limit=0)
+        read(str(tmp_path / "p.jsonl"))
 
 
 def test_an_unreachable_hub_is_one_sentence(monkeypatch):

@@ -6,40 +6,20 @@ python tests/training/deepspeed_job.py STAGE...      of ZeRO
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
 import torch
 from tiny_models import random_base
-from training_parts import make_trainer
+from training_parts import Sometimes, make_trainer
 
-from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training.deepspeed import DeepSpeedEngine
 from ctcdraft.training.run_directory import RunDirectory
 
 
-class Sometimes:
-    """The CTC objective, with NaN as its fourth value, and a finite ninth value whose gradient is NaN."""
-
-    labels, teaches = 3, "alignments"
-
-    def __init__(self) -> None:
-        self.real, self.calls = CTC(3), 0
-
-    def __call__(self, emissions, batch):
-        loss = self.real(emissions, batch)
-        self.calls += 1
-        if self.calls == 4:
-            return replace(loss, value=loss.value * torch.nan)
-        if self.calls == 9:
-            return replace(loss, value=loss.value + (emissions.states_BATD.sum() * 0).abs().sqrt())
-        return loss
-
-
 def trained(base, **how):
     """Return gradient norms and learning rates of six steps of two batches, and the weights after them."""
-    one = make_trainer(RunDirectory(Path("nowhere")), base, 6, objective=Sometimes(), accumulate=2, **how)
+    one = make_trainer(RunDirectory(Path("nowhere")), base, 6, objective=Sometimes(4, steep=9), accumulate=2, **how)
     metrics = []
     for one.step in range(6):
         metrics.append(one.train_step())

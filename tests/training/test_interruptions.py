@@ -8,16 +8,14 @@ import os
 import random
 import signal
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 from tiny_models import random_base
 from torchrun_job import uneven_rows
-from training_parts import ctc_head, logged_metrics, make_trainer
+from training_parts import Sometimes, ctc_head, logged_metrics, make_trainer
 
 from ctcdraft.errors import InputError
-from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training import run_directory
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory
@@ -193,20 +191,6 @@ def test_a_metrics_line_that_a_full_disk_refused_is_written_later(tmp_path):
 def test_a_checkpoint_is_due_by_minutes_too(base, tmp_path):
     trained(base, tmp_path, steps=7, checkpoint_every=1000, checkpoint_minutes=1e-9, keep=3, patience=1)
     assert [int(file.stem[-2:]) for file in RunDirectory(tmp_path).resume_files] == [7, 6, 5]
-
-
-class Sometimes:
-    """The CTC objective, with NaN as its value in the given calls."""
-
-    labels, teaches = 3, "alignments"
-
-    def __init__(self, *bad):
-        self.real, self.bad, self.calls = CTC(3), set(bad), 0
-
-    def __call__(self, emissions, batch):
-        loss = self.real(emissions, batch)
-        self.calls += 1
-        return replace(loss, value=loss.value * torch.nan) if self.calls in self.bad else loss
 
 
 def test_steps_with_nan_are_skipped_and_counted(base, tmp_path):

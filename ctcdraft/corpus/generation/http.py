@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import ssl
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from queue import Empty, Queue
+from queue import Queue
 from typing import Any, TypeVar
 
 import httpx
@@ -115,18 +116,16 @@ def map_concurrently(
     """
     cancelled = threading.Event()
     finished: Queue[tuple[int, Any, BaseException | None]] = Queue()
-    numbers = Queue[int]()
-    for number in range(len(items)):
-        numbers.put(number)
+    waiting = deque(enumerate(items))  # whose popleft is atomic
 
     def worker() -> None:
         while not cancelled.is_set():
             try:
-                number = numbers.get_nowait()
-            except Empty:
+                number, item = waiting.popleft()
+            except IndexError:
                 return
             try:
-                finished.put((number, work(items[number], cancelled), None))
+                finished.put((number, work(item, cancelled), None))
             except BaseException as error:  # raised by the thread that waits for the results
                 finished.put((number, None, error))
 

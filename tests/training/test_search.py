@@ -1,0 +1,147 @@
+"""Searches whose trials are small scripts with the output of train.py."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctcdraft.errors import InputError
+from ctcdraft.training import search as searching
+from ctcdraft.training.search import Interval, run_search
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TRIAL = """
+import json, os, sys, time
+from pathlib import Path
+given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+run = Path(given["run"]); run.mkdir()
+(run / "config.yaml").write_text("x: " + given["x"])
+tau = 3 - (float(given["x"]) - 2) ** 2
+for step in range(1, 4):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, "tau": tau * step / 3}) + "\\n")
+    time.sleep(0.02)
+if "slow" in given: time.sleep(60)
+if "count" in given: Path(given["count"]).open("a").write(given["run"] + "\\n")
+(run / "names").write_text(os.environ["WANDB_NAME"] + " of " + os.environ["WANDB_RUN_GROUP"])
+"""
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """The command of a trial, which takes x= and run=."""
+    pytest.importorskip("optuna")
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
+    (tmp_path / "trial.py").write_text(TRIAL)
+    return [sys.executable, str(tmp_path / "trial.py")]
+
+
+def test_a_search_finds_the_best_value_and_continues(tmp_path, command):
+    space, lines = {"x": Interval(0, 4, False, whole=True)}, []
+    first = run_search(command, tmp_path / "run", space, trials=3, jobs=1, seed=0, log=lines.append)
+    second = run_search(command, tmp_path / "run", space, trials=5, jobs=2, seed=0, log=lines.append)
+    assert first <= second == 3.0
+    assert len(lines) == 8
+    again = [re.fullmatch(r"trial \d: x=(\d)  is trial (\d) again and was not run; .*", line) for line in lines]
+    ran = {re.match(r"trial (\d): (x=\d)  tau", line)[1]: line for line in lines if "tau" in line}
+    assert sum(match is not None for match in again) == 8 - len(ran) >= 3, "there are five values"
+    assert all(f"x={match[1]}  tau" in ran[match[2]] for match in again if match), "each names the trial that ran"
+    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == sorted(ran)
+    assert "x" in (tmp_path / "run" / "sweep.csv").read_text().splitlines()[0]
+    with pytest.raises(InputError, match=r"study\.log is a search over other values .*; choose another run="):
+        run_search(command, tmp_path / "run", {"x": [1, 2]}, trials=1, jobs=1, seed=0)
+
+
+def test_a_search_prints_the_remaining_time(tmp_path, command):
+    """A patched clock gives every trial five minutes."""
+    space = {"x": Interval(0, 4, False, whole=False)}
+    ticks, lines = iter(range(0, 10**6, 300)), []
+    run_search(command, tmp_path / "run", space, 3, jobs=1, seed=0, log=lines.append, clock=lambda: next(ticks))
+    assert [line.split("; ")[1] for line in lines] == [
+        "1 of 3 done, about 10 minutes for the remaining 2", "2 of 3 done, about 5.0 minutes for the remaining 1",
+        "3 of 3 done",
+    ]  # fmt: skip
+
+
+def test_values_are_repeated_only_by_another_command(tmp_path, command):
+    """Of four concurrent trials of one value, one runs. A failed one is not repeated in the same search."""
+    command, lines = [*command, f"count={tmp_path / 'count'}"], []
+    run_search(command, tmp_path / "run", {"x": [2]}, trials=4, jobs=4, seed=0, log=lines.append)
+    run_search([*command, "more=1"], tmp_path / "run", {"x": [2]}, trials=1, jobs=1, seed=0, log=lines.append)
+    assert len((tmp_path / "count").read_text().splitlines()) == 2
+    assert sum("again and was not run" in line for line in lines) == 3
+    fails = [sys.executable, "-c", f"open({str(tmp_path / 'fails')!r}, 'a').write('x'); raise SystemExit(1)"]
+    with pytest.raises(InputError, match="none of 3 trials finished"):
+        run_search(fails, tmp_path / "failing", {"x": [2]}, trials=3, jobs=1, seed=0, log=lines.append)
+    assert (tmp_path / "fails").read_text() == "x"
+
+
+def test_a_trial_is_named_by_its_values_in_wandb(tmp_path, command):
+    run_search(command, tmp_path / "lr", {"x": [2]}, 1, 1, 0, log=lambda line: None)
+    assert (tmp_path / "lr" / "0" / "names").read_text() == "lr/0 x=2 of lr"
+
+
+def test_a_key_that_is_added_keeps_its_plus(monkeypatch):
+    """As for objective=sum: '+objective.weights.ctc=0.1,0.2'."""
+    spaces = []
+    monkeypatch.setattr(searching, "run_search", lambda command, run, space, *rest: spaces.append(space) or 1.0)
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "+objective.weights.ctc=0.1,0.2", "drafter.frames=range(4,9)"])
+    runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
+    assert spaces == [
+        {"+objective.weights.ctc": ["0.1", "0.2"], "drafter.frames": Interval(4, 8, logarithmic=False, whole=True)}
+    ]
+
+
+def test_a_trial_that_falls_behind_is_stopped(tmp_path, command):
+    """It is below the median of four others at its first validation; unstopped it would sleep for a minute."""
+    import optuna
+
+    study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=4), direction="maximize")
+    for tau in (1.0, 2.0, 3.0, 2.5):
+        study.add_trial(optuna.trial.create_trial(value=tau, intermediate_values={1: tau}))
+    (tmp_path / "behind").mkdir()
+    folder = tmp_path / "behind" / "0"
+    status, tau, pruned = searching.run_trial([*command, "x=0", "slow=yes", f"run={folder}"], folder, study.ask())
+    assert (status, pruned) == (-15, True)
+    assert tau <= 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["trials=3"], "nothing is searched; give a key a range"),
+        (["trials=0", "a=range(1,3)"], "trials must be an integer >= 1, got 0"),
+        (["a=range(0.5,1)"], "a: range(..) in a search takes integers"),
+        (["nonsense"], "nonsense is no key=value"),
+        (["a=range(9,4)"], "a: the range from 9 to 3 is empty; give it in ascending order"),
+        (["a=tag(log,interval(0,1))"], "a: the range from 0.0 to 1.0 is empty; give it in ascending order and, on"),
+        (["trails=2", "drafter.frames=range(4,9)"], "'trails'"),
+        (["trails=2", "drafter.frames=range(4,9)"], "did you mean trials"),
+        (["trials=2", "drafter.framez=range(4,9)"], "did you mean drafter.frames"),
+        (["trainer.step=100", "drafter.frames=4,5"], "did you mean trainer.steps"),
+        (["drafter=ctc,medusaa"], "did you mean drafter/medusa"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_sentence(arguments, sentence, monkeypatch, capsys, tmp_path):
+    """Before the first trial: nothing is written, and no trial starts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(searching, "run_trial", None)
+    monkeypatch.setattr(sys, "argv", ["sweep.py", *arguments])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
+    message = capsys.readouterr().err
+    assert left.value.code == 1
+    assert sentence in message
+    assert message.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_optuna_is_refused_with_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(InputError, match=re.escape("pip install 'ctcdraft[sweep]'")):
+        run_search(["true"], tmp_path, {"x": [1]}, 1, 1, 0)
