@@ -20,7 +20,21 @@ from ctcdraft.serving import vllm_runner
 from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch
 from ctcdraft.serving.lengths import DraftLengths
 from ctcdraft.serving.served_head import load_served_head
-from ctcdraft.serving.step import Step
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known of the step whose tokens were just sampled."""
+
+    ids: Sequence[str]  # of the requests, in the order of the batch
+    starts: Sequence[int]  # of every request among the tokens of the step, and the number of tokens
+    drafted: Sequence[int]  # draft tokens of every request
+    table_QM: Tensor  # ids of the blocks of every request
+
+    def is_decoding(self) -> bool:
+        """Return whether no request prefills a part of its prompt, as far as the numbers tell."""
+        sizes = zip(self.starts[:-1], self.starts[1:], self.drafted, strict=True)
+        return all(end - start == 1 + drafted for start, end, drafted in sizes)
 
 
 @dataclass(frozen=True)
@@ -49,8 +63,8 @@ class CTCProposer:
         """Load the head on the target's embedding and lm_head, and ask vLLM for the memory of its keys and values."""
         folder, values = Path(self.options.head), self.options.values
         model = self.vllm_config.model_config
-        embedding_VD, head_VD = vllm_runner.shared_weights(target)
-        head = load_served_head(folder, values, model.model, model.revision, vllm_runner.warn, embedding_VD, head_VD)
+        weights = target.model.embed_tokens.weight, target.lm_head.weight
+        head = load_served_head(folder, values, model.model, model.revision, vllm_runner.warn, *weights)
         self.aux_layers = tuple(sorted(layer for layer in values["fingerprint"]["taps"] if layer != "last"))
         self.drafter = BatchDrafter(head)
         self.drafter.warm_up(self.depth)
@@ -66,6 +80,10 @@ class CTCProposer:
         name = self.cache_layers[0].layer_name if self.cache_layers else next(iter(slots))
         slots_L = slots[name]
         self.drafter.record([states[: len(slots_L)] for states in layers], positions_L[: len(slots_L)], slots_L)
+
+    def begin_step(self, *values: Any) -> None:
+        """Take the fields of the step that vLLM asks for drafts after."""
+        self.step = Step(*values)
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: np.ndarray, *unused: Any, **also_unused: Any
