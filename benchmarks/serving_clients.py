@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +12,9 @@ from typing import Any
 
 import httpx
 
-CHAT, LONGEST = "/v1/chat/completions", 160
+from benchmarks.server_process import CHAT, stream_events
+
+LONGEST = 160  # tokens of an answer
 KINDS = ("whole", "stream", "stop token", "stop string", "sampled", "aborted", "disconnected", "wrong")
 WEIGHTS = (25, 30, 10, 10, 8, 8, 7, 2)
 
@@ -57,24 +58,18 @@ class Clients:
         (choice,) = answer["choices"]
         return answer["prompt_token_ids"], choice["token_ids"], choice["message"]["content"] or ""
 
-    async def stream(self, body: dict[str, Any], chunks: int | None = None) -> tuple[list[int], str]:
-        """Return ids and text; after `chunks` the connection is closed."""
+    async def stream(self, body: dict[str, Any], chunks: int | None = None) -> list[int]:
+        """Return token ids; after `chunks` the connection is closed."""
         ids: list[int] = []
-        text = ""
-        async with self.client.stream("POST", CHAT, json=body | {"stream": True}) as response:
-            response.raise_for_status()
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[len("data: ") :])
+        async with contextlib.aclosing(stream_events(self.client, body)) as events:
+            async for event in events:
                 if "error" in event:
-                    raise RuntimeError(f"the stream says {event['error']}")
+                    raise RuntimeError(f"the stream has the error {event['error']}")
                 for choice in event["choices"]:
                     ids += choice.get("token_ids") or []
-                    text += choice["delta"].get("content") or ""
                 if chunks is not None and (chunks := chunks - 1) <= 0:
                     break
-        return ids, text
+        return ids
 
     async def request(self, prompt: str, reference: Reference, rng: random.Random) -> None:
         kind, tokens = rng.choices(KINDS, WEIGHTS)[0], rng.choice((1, rng.randint(2, 40), rng.randint(2, LONGEST)))
@@ -98,7 +93,7 @@ class Clients:
                 _, ids, _ = await self.whole(body | {"stop_token_ids": [stop]})
                 self.compare(reference, reference.ids[: reference.ids.index(stop) + 1][:tokens], ids)
             elif kind == "stream":
-                ids, _ = await self.stream(body)
+                ids = await self.stream(body)
                 self.compare(reference, reference.ids[:tokens], ids)
             else:
                 _, ids, _ = await self.whole(body)
