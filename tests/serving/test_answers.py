@@ -13,17 +13,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here; run `make test-vllm`")
 
-from engine_runs import HERE, TINY, near_ties
+from engine_runs import ENVIRONMENT, HERE, TINY, near_ties
 
 from ctcdraft.corpus.part_files import list_parts, read_part
 from ctcdraft.models.loading import load_base
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
 ROOT, PROMPTS, BATCH = HERE.parents[1], 12, 4
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "HF_HUB_OFFLINE": "1",
-}  # fmt: skip
 
 
 def prepare(folder, engine, *settings):
