@@ -29,8 +29,8 @@ def prepare(folder, engine, *settings):
         *(["answers.enforce_eager=true"] if engine == "vllm" else []),
     ]  # fmt: skip
     command = [sys.executable, str(ROOT / "data" / "prepare.py"), *arguments]
-    log = (folder / "log").open("w")
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log)
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log)
 
 
 def finish(folder, process):
