@@ -62,7 +62,7 @@ async def references(options: argparse.Namespace, prompts: list[str]) -> dict[st
 
         async def one(prompt: str) -> Reference:
             async with gate:
-                return Reference(*await clients.whole(clients.body(prompt, LONGEST)))
+                return await clients.post(clients.body(prompt, LONGEST))
 
         return dict(zip(prompts, await asyncio.gather(*map(one, prompts)), strict=True))
 
