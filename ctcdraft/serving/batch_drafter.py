@@ -161,7 +161,7 @@ class SlotCache:
 def read_texts(caches: Sequence[SlotCache], table_QM: Tensor, length: int) -> list[TensorPair]:
     """Return keys and values [Q, G, L, d] of the first `length` tokens of every request, for every block.
 
-    What lies behind a request's own text is undefined and has to be masked. table_QM: the ids of its blocks.
+    What follows a request's own text is undefined and has to be masked. table_QM: the ids of its blocks.
     """
     if not caches:
         return []

@@ -161,7 +161,7 @@ class DraftLengths:
         """Add the outcome of a request's latest draft."""
         if (expected := self.expected.pop(one, None)) is None:
             return
-        if len(self.recent) > MAX_REQUESTS_KNOWN:  # vLLM does not tell which requests ended
+        if len(self.recent) > MAX_REQUESTS_KNOWN:  # proposers are not called for requests that ended
             self.recent.clear()
         accepted_sum, expected_sum = self.recent.get(one, (0.0, 0.0))
         self.recent[one] = RECENT_DECAY * accepted_sum + accepted, RECENT_DECAY * expected_sum + expected

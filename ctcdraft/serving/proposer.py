@@ -1,6 +1,6 @@
 """The proposer that vLLM constructs for `custom_class`: drafts of the most probable chains, of adaptive length.
 
-vLLM asks it once per step with the tokens of all requests on the host. Row numbers go to the device and the chains come
+vLLM calls it once per step with the tokens of all requests on the host. Indices go to the device and the chains come
 back in one transfer each; the lengths are then chosen on the host.
 """
 
@@ -32,7 +32,7 @@ class Step:
     table_QM: Tensor  # ids of the blocks of every request
 
     def is_decoding(self) -> bool:
-        """Return whether no request prefills a part of its prompt, as far as the numbers tell."""
+        """Return whether no request prefills more than one token of its prompt."""
         sizes = zip(self.starts[:-1], self.starts[1:], self.drafted, strict=True)
         return all(end - start == 1 + drafted for start, end, drafted in sizes)
 
@@ -88,7 +88,7 @@ class CTCProposer:
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: np.ndarray, *unused: Any, **also_unused: Any
     ) -> list[list[int]]:
-        """Return the draft tokens of every request; none for those that read a part of their prompt."""
+        """Return the draft tokens of every request; none for those whose prompt is not prefilled yet."""
         began, step, count = perf_counter(), self.step, len(sampled_token_ids)
         assert step is not None
         self.observe(step, sampled_token_ids, began)
@@ -107,7 +107,7 @@ class CTCProposer:
         return drafts
 
     def observe(self, step: Step, sampled: list[list[int]], now: float) -> None:
-        """Measure the step that ends now; one after an idle time, or with parts of prompts, tells no time."""
+        """Measure the step that ends now, but not the time of one with prefill or of one after idle time."""
         for one, drafted, tokens in zip(step.ids, step.drafted, sampled, strict=True):
             if drafted and tokens:
                 self.lengths.observe_request(one, len(tokens) - 1)
