@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -53,7 +53,7 @@ def open_client(url: str, timeout: float) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=timeout, limits=httpx.Limits(max_connections=None))
 
 
-async def stream_events(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def stream_events(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the events of a streamed chat completion."""
     async with client.stream("POST", CHAT, json=body | {"stream": True}) as response:
         response.raise_for_status()
