@@ -1,15 +1,19 @@
-"""A server under test, started by its command and waited for."""
+"""A server under test, started by its command and waited for, and its streamed responses."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import subprocess
 import time
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx
 
+CHAT = "/v1/chat/completions"
 START_SECONDS, STOP_SECONDS = 1800, 120  # a server is slow to start on a shared machine
 
 
@@ -42,3 +46,17 @@ class Server:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
+
+
+def open_client(url: str, timeout: float) -> httpx.AsyncClient:
+    """Return a client without a limit of open requests."""
+    return httpx.AsyncClient(base_url=url, timeout=timeout, limits=httpx.Limits(max_connections=None))
+
+
+async def stream_events(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the events of a streamed chat completion."""
+    async with client.stream("POST", CHAT, json=body | {"stream": True}) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))

@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.server_process import Server
+from benchmarks.server_process import Server, open_client, stream_events
 
 
 @dataclass
@@ -67,22 +67,16 @@ async def ask(client: httpx.AsyncClient, options: argparse.Namespace, prompt: st
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
-        "stream": True,
         "stream_options": {"include_usage": True},
     }
     began, first, tokens, text = time.perf_counter(), 0.0, 0, ""
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            response.raise_for_status()
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[len("data: ") :])
-                piece = event["choices"][0]["delta"].get("content") or "" if event["choices"] else ""
-                if piece and not first:
-                    first = time.perf_counter()
-                text += piece
-                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+        async for event in stream_events(client, body):
+            piece = event["choices"][0]["delta"].get("content") or "" if event["choices"] else ""
+            if piece and not first:
+                first = time.perf_counter()
+            text += piece
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     except (httpx.HTTPError, json.JSONDecodeError, KeyError):
         load.failed += 1
         return
@@ -110,8 +104,7 @@ async def draft_counts(client: httpx.AsyncClient) -> tuple[float, float]:
 
 async def run_load(options: argparse.Namespace, concurrency: int, prompts: Iterator[str]) -> Load:
     load = Load(concurrency)
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=options.url, timeout=options.timeout, limits=limits) as client:
+    async with open_client(options.url, options.timeout) as client:
         if options.warm_up:
             warm = [ask(client, options, next(prompts), Load(concurrency)) for _ in range(concurrency)]
             await asyncio.gather(*warm)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,9 +12,14 @@ from typing import Any
 
 import httpx
 
-CHAT, LONGEST = "/v1/chat/completions", 160
-KINDS = ("whole", "stream", "stop token", "stop string", "sampled", "aborted", "disconnected", "wrong")
-WEIGHTS = (25, 30, 10, 10, 8, 8, 7, 2)
+from benchmarks.server_process import CHAT, stream_events
+
+LONGEST = 160  # tokens of an answer
+# Methods of Clients, and how often each is called.
+KINDS = {
+    "whole": 25, "streamed": 30, "stop_token": 10, "stop_string": 10, "sampled": 8, "aborted": 8, "disconnected": 7,
+    "wrong": 2,
+}  # fmt: skip
 
 
 @dataclass
@@ -39,89 +43,85 @@ class Reference:
 
 
 class Clients:
-    """Requests of all kinds to one server."""
+    """Requests of all kinds to one server. Each kind gets a body, the undrafted answer and random numbers."""
 
     def __init__(self, options: argparse.Namespace, client: httpx.AsyncClient, tally: Tally) -> None:
         self.options, self.client, self.tally = options, client, tally
 
-    def body(self, prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
         messages = [{"role": "user", "content": prompt}]
         ids = {"model": self.options.model, "messages": messages, "max_tokens": tokens, "return_token_ids": True}
-        return ids | {"temperature": 0.0} | more
+        return ids | {"temperature": 0.0}
 
-    async def whole(self, body: dict[str, Any]) -> tuple[list[int], list[int], str]:
-        """Return token ids of prompt and answer, and its text."""
+    async def post(self, body: dict[str, Any]) -> Reference:
         response = await self.client.post(CHAT, json=body)
         response.raise_for_status()
         answer = response.json()
         (choice,) = answer["choices"]
-        return answer["prompt_token_ids"], choice["token_ids"], choice["message"]["content"] or ""
+        return Reference(answer["prompt_token_ids"], choice["token_ids"], choice["message"]["content"] or "")
 
-    async def stream(self, body: dict[str, Any], chunks: int | None = None) -> tuple[list[int], str]:
-        """Return ids and text; after `chunks` the connection is closed."""
+    async def stream(self, body: dict[str, Any], chunks: int | None = None) -> list[int]:
+        """Return token ids; after `chunks` the connection is closed."""
         ids: list[int] = []
-        text = ""
-        async with self.client.stream("POST", CHAT, json=body | {"stream": True}) as response:
-            response.raise_for_status()
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[len("data: ") :])
+        async with contextlib.aclosing(stream_events(self.client, body)) as events:
+            async for event in events:
                 if "error" in event:
-                    raise RuntimeError(f"the stream says {event['error']}")
+                    raise RuntimeError(f"the stream has the error {event['error']}")
                 for choice in event["choices"]:
                     ids += choice.get("token_ids") or []
-                    text += choice["delta"].get("content") or ""
                 if chunks is not None and (chunks := chunks - 1) <= 0:
                     break
-        return ids, text
+        return ids
 
     async def request(self, prompt: str, reference: Reference, rng: random.Random) -> None:
-        kind, tokens = rng.choices(KINDS, WEIGHTS)[0], rng.choice((1, rng.randint(2, 40), rng.randint(2, LONGEST)))
-        body = self.body(prompt, tokens)
+        """Send a request of a random kind; count it and its problems."""
+        (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
         self.tally.kinds[kind] += 1
+        body = self.body(prompt, rng.choice((1, rng.randint(2, 40), rng.randint(2, LONGEST))))
         try:
-            if kind == "wrong":
-                await self.wrong(prompt, rng)
-            elif kind == "aborted":
-                await self.stream(body | {"max_tokens": LONGEST}, rng.randint(1, 8))
-            elif kind == "disconnected":
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.whole(body | {"max_tokens": LONGEST}), rng.uniform(0.001, 0.2))
-            elif kind == "sampled":
-                _, ids, _ = await self.whole(body | {"temperature": 0.8, "top_k": rng.choice((0, 12)), "top_p": 0.9})
-                self.expect(0 < len(ids) <= tokens, f"{len(ids)} sampled tokens of {tokens}")
-            elif kind == "stop string":
-                await self.stop_string(body, reference, rng)
-            elif kind == "stop token":
-                stop = rng.choice(reference.ids)
-                _, ids, _ = await self.whole(body | {"stop_token_ids": [stop]})
-                self.compare(reference, reference.ids[: reference.ids.index(stop) + 1][:tokens], ids)
-            elif kind == "stream":
-                ids, _ = await self.stream(body)
-                self.compare(reference, reference.ids[:tokens], ids)
-            else:
-                _, ids, _ = await self.whole(body)
-                self.compare(reference, reference.ids[:tokens], ids)
+            await getattr(self, kind)(body, reference, rng)
         except Exception as error:
             self.tally.problems.append(f"{kind}: {type(error).__name__} {error}")
+
+    async def whole(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
+        self.compare(reference, reference.ids[: body["max_tokens"]], (await self.post(body)).ids)
+
+    async def streamed(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
+        self.compare(reference, reference.ids[: body["max_tokens"]], await self.stream(body))
+
+    async def stop_token(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
+        stop = rng.choice(reference.ids)
+        expected = reference.ids[: reference.ids.index(stop) + 1][: body["max_tokens"]]
+        self.compare(reference, expected, (await self.post(body | {"stop_token_ids": [stop]})).ids)
 
     async def stop_string(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
         """Compare the ids, and see that the text ends before the string."""
         stop = reference.stop_string(rng)
-        _, ids, text = await self.whole(body | {"stop": [stop]})
+        answer = await self.post(body | {"stop": [stop]})
+        ids, text = answer.ids, answer.text
         self.expect(stop not in text, f"{stop!r} is in {text!r}")
         self.compare(reference, reference.ids[: len(ids)], ids)
         if len(ids) < min(body["max_tokens"], len(reference.ids)):
             self.expect(reference.text.startswith(text + stop), f"{text!r} ended before {stop!r} of {reference.text!r}")
 
-    async def wrong(self, prompt: str, rng: random.Random) -> None:
+    async def sampled(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
+        ids = (await self.post(body | {"temperature": 0.8, "top_k": rng.choice((0, 12)), "top_p": 0.9})).ids
+        self.expect(0 < len(ids) <= body["max_tokens"], f"{len(ids)} sampled tokens of {body['max_tokens']}")
+
+    async def aborted(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
+        await self.stream(body | {"max_tokens": LONGEST}, rng.randint(1, 8))
+
+    async def disconnected(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.post(body | {"max_tokens": LONGEST}), rng.uniform(0.001, 0.2))
+
+    async def wrong(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
         """Send a request that must be refused with one sentence."""
         bodies = (
-            self.body(prompt * 400, 8),
-            self.body(prompt, 1_000_000),
-            self.body(prompt, 8) | {"model": "another"},
-            self.body(prompt, 8) | {"temperature": -1.0},
+            self.body(body["messages"][0]["content"] * 400, 8),
+            body | {"max_tokens": 1_000_000},
+            body | {"model": "another"},
+            body | {"temperature": -1.0},
             {"model": self.options.model},
         )
         response = await self.client.post(CHAT, json=rng.choice(bodies))

@@ -20,13 +20,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import torch
+from torch import Tensor
 
-from benchmarks.server_process import Server
+from benchmarks.server_process import Server, open_client
 from benchmarks.serving import read_prompts
 from benchmarks.serving_clients import LONGEST, Clients, Reference, Tally
+from ctcdraft.corpus.generation.openai import response_log_probs
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.loading import load_base
 
-MEMORY_SECONDS, RESTARTED, TIE = 5.0, 64, 1e-4
+MEMORY_SECONDS = 5.0  # between two samples
+RESTARTED = 64  # requests after the restart
+TIE = 1e-4  # of two logits in float64; float32 rounds them by less
 
 
 def resident_bytes(session: int) -> int:
@@ -50,18 +56,13 @@ async def watch_memory(session: int, tally: Tally, file: Path, samples: list[int
         await asyncio.sleep(MEMORY_SECONDS)
 
 
-def open_client(options: argparse.Namespace) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=options.url, timeout=options.timeout, limits=limits)
-
-
 async def references(options: argparse.Namespace, prompts: list[str]) -> dict[str, Reference]:
-    async with open_client(options) as client:
+    async with open_client(options.url, options.timeout) as client:
         clients, gate = Clients(options, client, Tally()), asyncio.Semaphore(options.clients)
 
         async def one(prompt: str) -> Reference:
             async with gate:
-                return Reference(*await clients.whole(clients.body(prompt, LONGEST)))
+                return await clients.post(clients.body(prompt, LONGEST))
 
         return dict(zip(prompts, await asyncio.gather(*map(one, prompts)), strict=True))
 
@@ -70,7 +71,7 @@ async def soak(
     options: argparse.Namespace, known: dict[str, Reference], count: int, tally: Tally, seed: int, killed: Server | None
 ) -> None:
     """Send `count` requests; with `killed` the server gets SIGKILL when half of them were sent."""
-    async with open_client(options) as client:
+    async with open_client(options.url, options.timeout) as client:
         clients, rng, prompts = Clients(options, client, tally), random.Random(seed), list(known)
         numbers = iter(range(count))
 
@@ -87,6 +88,7 @@ async def soak(
 async def watched_soak(
     options: argparse.Namespace, known: dict[str, Reference], tally: Tally, server: Server
 ) -> list[int]:
+    """Send all requests; return samples of the server's memory."""
     samples: list[int] = []
     watch = asyncio.create_task(watch_memory(server.process.pid, tally, options.memory, samples))
     await soak(options, known, options.requests, tally, options.seed, None)
@@ -94,19 +96,18 @@ async def watched_soak(
     return samples
 
 
+def greedy_gaps(base: BaseLM, prompt: list[int], answer: list[int]) -> Tensor:
+    """Return by how much every token's logit is below the greatest at each place of an answer, gaps_LV."""
+    log_probs_LV = response_log_probs(base, prompt, answer, 1.0)
+    return log_probs_LV.max(dim=1, keepdim=True).values - log_probs_LV
+
+
 def near_ties(model: str, different: list[dict[str, Any]]) -> int:
     """Return how many answers are greedy in float64 but for ties."""
-    import torch
-
-    from ctcdraft.models.loading import load_base
-
-    lm, count = load_base(model, "float64", "cpu").lm, 0
+    base, count = load_base(model, "float64", "cpu"), 0
     for one in different:
-        length = max(len(one["prompt"]), 1)
-        with torch.inference_mode():
-            logits_LV = lm(torch.tensor([one["prompt"] + one["ours"]])).logits[0, length - 1 : -1]
-        chosen_L = logits_LV.gather(1, torch.tensor(one["ours"])[:, None])[:, 0]
-        count += float((logits_LV.max(dim=1).values - chosen_L).max()) < TIE
+        gaps_LV = greedy_gaps(base, one["prompt"], one["ours"])
+        count += float(gaps_LV.gather(1, torch.tensor(one["ours"])[:, None]).max()) < TIE
     return count
 
 

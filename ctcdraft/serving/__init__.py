@@ -1,8 +1,8 @@
 """Serving of a published draft head inside vLLM: a plug-in, and a proposer of draft tokens for whole batches.
 
-vLLM schedules, reads and verifies; this package adds what a CTC head needs: the hidden states of the target model, the
-head's keys and values in vLLM's KV cache, and a batched search for the most probable chain of draft tokens.
-docs/serving.md tells how to install and use it. Only vllm_runner.py and cpu_sampling.py import vllm.
+vLLM schedules, runs the base model and verifies; this package adds what a CTC head needs: the hidden states of the
+base, the head's keys and values in vLLM's KV cache, and a batched search for the most probable chain of draft tokens.
+Installation and use: docs/serving.md. Only vllm_runner.py and cpu_sampling.py import vllm.
 """
 
 from __future__ import annotations

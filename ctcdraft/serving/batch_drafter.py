@@ -1,7 +1,11 @@
-"""Drafts of a whole batch by one head: hidden states come in, keys and values are stored, chains come out.
+"""Drafts of a whole batch by one head, whose keys and values are in vLLM's paged KV cache.
 
-New hidden states are kept aside until the next draft, whose keys and values are then computed in one product: while
-nothing is drafted, recording costs a copy per step.
+They are stored at the slots where the engine keeps its own: it shares slots between requests with a common prefix,
+reuses them after preemption, and overwrites those of rejected draft tokens, so that none of this needs bookkeeping
+here. New hidden states are kept aside until the next draft, and their keys and values are then computed in one product:
+while nothing is drafted, recording costs a copy per step.
+
+    Q requests    L tokens    G key-value heads    d head width    cache [blocks, G, slots of a block, 2 d]
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ctcdraft.nn.transformer import TensorPair
 from ctcdraft.serving.chains import Chains
 from ctcdraft.serving.served_head import ServedHead
-from ctcdraft.serving.slots import SlotCache, read_texts, write_text
 
 MAX_PENDING = 4096  # tokens whose hidden states are kept aside
 LOGIT_BYTES = 2**28  # of logits at a time; the search holds about four tensors of their size
@@ -94,9 +98,8 @@ class BatchDrafter:
             # Step by step: the slot of a rejected draft token is written again in the step after it.
             for _, positions_L, slots_L in self.pending:
                 end = start + len(positions_L)
-                write_text(
-                    self.caches, slots_L, [(keys[:, :, start:end], values[:, :, start:end]) for keys, values in text]
-                )
+                for cache, (keys, values) in zip(self.caches, text, strict=True):
+                    cache.write(slots_L, (keys[0, :, start:end], values[0, :, start:end]))
                 start = end
         self.pending, self.pending_tokens = [], 0
         return states_1LE[0, -newest:]
@@ -123,3 +126,47 @@ class BatchDrafter:
         emissions = drafter.emissions(states_Q1TD, anchor_Q1D, batch.roots_Q[:, None])
         start_QR = None if emissions.start_BAR is None else emissions.start_BAR[:, 0]
         return self.head.search(emissions.logits()[:, 0], depth, self.stops_S, drafter.correction, start_QR)
+
+
+class SlotCache:
+    """The keys and values of one block of the head, stored side by side in one row per slot and head."""
+
+    def __init__(self, cache: Tensor) -> None:
+        _, heads, self.slots_per_block, self.columns = cache.shape
+        # The engine chooses the order of blocks, heads and slots in memory; rows of 2 d numbers are whole in all.
+        strides = cache.stride()
+        if strides[3] != 1 or any(stride % self.columns for stride in strides[:3]):
+            raise ValueError(f"a KV cache of strides {strides} does not keep rows of {self.columns} numbers together")
+        self.block_rows, head_rows, self.slot_rows = (stride // self.columns for stride in strides[:3])
+        last = sum(stride // self.columns * (size - 1) for stride, size in zip(strides[:3], cache.shape, strict=False))
+        self.rows = cache.as_strided((last + 1, self.columns), (self.columns, 1))
+        self.heads_G1 = (torch.arange(heads, device=cache.device) * head_rows)[:, None]
+
+    def row_ids(self, slots_XL: Tensor) -> Tensor:
+        """Return the rows_XGL of slots."""
+        blocks_XL, offsets_XL = slots_XL // self.slots_per_block, slots_XL % self.slots_per_block
+        return (blocks_XL * self.block_rows + offsets_XL * self.slot_rows)[..., None, :] + self.heads_G1
+
+    def write(self, slots_L: Tensor, keys_values: TensorPair) -> None:
+        """Store keys and values [G, L, d]; later writes to a slot replace earlier ones."""
+        self.rows[self.row_ids(slots_L)] = torch.cat(keys_values, dim=-1)
+
+    def read(self, rows_QGL: Tensor) -> TensorPair:
+        """Return keys and values [Q, G, L, d] of rows from `row_ids`, as views of one copy."""
+        both = self.rows.index_select(0, rows_QGL.flatten()).view(*rows_QGL.shape, self.columns)
+        keys, values = both.split(self.columns // 2, dim=-1)
+        return keys, values
+
+
+def read_texts(caches: Sequence[SlotCache], table_QM: Tensor, length: int) -> list[TensorPair]:
+    """Return keys and values [Q, G, L, d] of the first `length` tokens of every request, for every block.
+
+    What follows a request's own text is undefined and has to be masked. table_QM: the ids of its blocks.
+    """
+    if not caches:
+        return []
+    size = caches[0].slots_per_block
+    places_L = torch.arange(length, device=table_QM.device)
+    slots_QL = table_QM.long()[:, places_L // size] * size + places_L % size
+    rows_QGL = caches[0].row_ids(slots_QL)  # the caches of all blocks have the same strides
+    return [cache.read(rows_QGL) for cache in caches]

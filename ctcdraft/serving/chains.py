@@ -2,7 +2,8 @@
 
 vLLM verifies one chain per request, not a tree. The prefixes and their masses are those of `ctc/prefix_search.py` and
 `ctc/conditioned_search.py`, of which only the best child is followed. All requests are searched in one sequence of
-tensor operations without a question to the host, so that on an accelerator the draft costs a single transfer.
+tensor operations without host synchronisation, so that on an accelerator the draft costs a single transfer.
+`ctc/next_label.py` would give the same chains; it stores conditioned frames in float64, which takes twice as long.
 
     Q requests of the step    K draft tokens    T frames    V tokens    C = V + 1
 """
@@ -10,7 +11,6 @@ tensor operations without a question to the host, so that on an accelerator the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctcdraft.ctc.conditioned_search import continue_prefixes
+from ctcdraft.ctc.fused_conditioned import LOGIT_RANGE
+from ctcdraft.ctc.next_label import gather_class
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
-from ctcdraft.drafters.trees.request import LOGIT_RANGE
 
 # Tokens_QK and the probability of every prefix, probs_QK: 0 from the first token that is not drafted.
 Chains = tuple[Tensor, Tensor]
@@ -27,24 +28,15 @@ Chains = tuple[Tensor, Tensor]
 ChainSearch = Callable[[Tensor, int, Tensor, Any, Any], Chains]
 
 
-@dataclass(frozen=True)
-class Conditioning:
-    """What a logit correction multiplies the frames of every request with: factor_QV of tokens, scale_QT of all."""
+def conditioning(correction: Any, memory_QR: Any, probs_QTV: Tensor, blank_QT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a logit correction multiplies the frames of every request with: factor_QV of tokens, scale_QT of all.
 
-    factor_QV: Tensor | None  # None without a correction: one
-    scale_QT: Tensor
-
-    @classmethod
-    def of(cls, correction: Any, memory_QR: Any, probs_QTV: Tensor, blank_QT: Tensor) -> Conditioning:
-        if correction is None:
-            return cls(None, torch.ones_like(blank_QT))
-        factor_QV = correction(memory_QR).to(probs_QTV.dtype).clamp(*LOGIT_RANGE).exp_()
-        normaliser_QT = torch.bmm(probs_QTV, factor_QV[..., None])[..., 0] + blank_QT
-        return cls(factor_QV, normaliser_QT.reciprocal())
-
-    def of_tokens(self, tokens_Q: Tensor) -> Tensor | float:
-        """Return the factors_Q1 of one token per request."""
-        return 1.0 if self.factor_QV is None else self.factor_QV.gather(1, tokens_Q[:, None])
+    See `ConditionedFrames.factors`. Without a correction both are one.
+    """
+    if correction is None:
+        return torch.ones_like(blank_QT[:, :1]).expand(-1, probs_QTV.shape[2]), torch.ones_like(blank_QT)
+    factor_QV = correction(memory_QR).to(probs_QTV.dtype).clamp(*LOGIT_RANGE).exp_()
+    return factor_QV, (torch.bmm(probs_QTV, factor_QV[..., None])[..., 0] + blank_QT).reciprocal()
 
 
 def alignment_chains(topology: Topology) -> ChainSearch:
@@ -53,37 +45,35 @@ def alignment_chains(topology: Topology) -> ChainSearch:
     def search(logits_QTC: Tensor, depth: int, stops_S: Tensor, correction: Any, memory_QR: Any) -> Chains:
         probs_QTC = logits_QTC.softmax(dim=-1, dtype=torch.float32)
         probs_QTV, blank_QT = probs_QTC[..., :-1], probs_QTC[..., -1]
-        now = Conditioning.of(correction, memory_QR, probs_QTV, blank_QT)
+        factor_QV, scale_QT = conditioning(correction, memory_QR, probs_QTV, blank_QT)
         # Masses before every frame of texts that end in a blank, and of texts that end in their last token.
-        blank_mass_QT = F.pad((blank_QT * now.scale_QT).cumprod(dim=1)[:, :-1], (1, 0), value=1.0)
+        blank_mass_QT = F.pad((blank_QT * scale_QT).cumprod(dim=1)[:, :-1], (1, 0), value=1.0)
         label_mass_QT = torch.zeros_like(blank_mass_QT)
-        mass_Q, last_Q = blank_mass_QT.new_ones(len(logits_QTC)), None
+        # Any token serves as the root's: no mass ends in a token yet, so a repeat is like any other token.
+        mass_Q, last_Q = torch.ones_like(blank_QT[:, 0]), stops_S.new_zeros(len(blank_QT))
         tokens, masses = [], []
         for number in range(min(depth, logits_QTC.shape[1])):
-            either_QT = (blank_mass_QT + label_mass_QT) * now.scale_QT
-            child_QV = torch.bmm(either_QT[:, None], probs_QTV)[:, 0]
-            child_QV = child_QV if now.factor_QV is None else child_QV.mul_(now.factor_QV)
-            if last_Q is not None and topology.merges_repeats:
-                last_QT = token_probs(probs_QTV, last_Q) * now.scale_QT * now.of_tokens(last_Q)
-                child_QV.scatter_(1, last_Q[:, None], (blank_mass_QT * last_QT).sum(dim=1, keepdim=True))
+            child_QV = torch.bmm(((blank_mass_QT + label_mass_QT) * scale_QT)[:, None], probs_QTV)[:, 0] * factor_QV
+            if topology.merges_repeats:
+                repeats_QT = blank_mass_QT * scale_QT * gather_class(probs_QTV, last_Q)
+                repeat_Q1 = repeats_QT.sum(dim=1, keepdim=True) * factor_QV.gather(1, last_Q[:, None])
+                child_QV.scatter_(1, last_Q[:, None], repeat_Q1)
             best_Q, token_Q = child_QV.max(dim=1)
             mass_Q = torch.minimum(best_Q, mass_Q)  # rounding must not lift a child above its parent
             tokens.append(token_Q)
             masses.append(mass_Q)
             if number + 1 == depth:
                 break
-            token_QT, same_Q1 = token_probs(probs_QTV, token_Q), torch.zeros_like(token_Q[:, None], dtype=torch.bool)
-            if last_Q is not None:
-                same_Q1 = (token_Q == last_Q)[:, None]
-            begin_QT = topology.begin_mass(blank_mass_QT, label_mass_QT, same_Q1)
-            begin_QT = begin_QT * token_QT * now.scale_QT * now.of_tokens(token_Q)
+            token_Q1, token_QT = token_Q[:, None], gather_class(probs_QTV, token_Q)
+            begin_QT = topology.begin_mass(blank_mass_QT, label_mass_QT, (token_Q == last_Q)[:, None])
+            begin_QT = begin_QT * token_QT * scale_QT * factor_QV.gather(1, token_Q1)
             # Nothing follows a stop token.
-            begin_QT = begin_QT.masked_fill((token_Q[:, None] == stops_S).any(dim=1, keepdim=True), 0)
+            begin_QT = begin_QT.masked_fill((token_Q1 == stops_S).any(dim=1, keepdim=True), 0)
             if correction is not None:
                 memory_QR = correction.step(memory_QR, token_Q)
-                now = Conditioning.of(correction, memory_QR, probs_QTV, blank_QT)
-            repeat_QT = topology.repeat_mass(token_QT * now.of_tokens(token_Q)) * now.scale_QT
-            blank_mass_QT, label_mass_QT = continue_prefixes(begin_QT, repeat_QT, blank_QT * now.scale_QT)
+                factor_QV, scale_QT = conditioning(correction, memory_QR, probs_QTV, blank_QT)
+            repeat_QT = topology.repeat_mass(token_QT * factor_QV.gather(1, token_Q1)) * scale_QT
+            blank_mass_QT, label_mass_QT = continue_prefixes(begin_QT, repeat_QT, blank_QT * scale_QT)
             last_Q = token_Q
         return torch.stack(tokens, dim=1), torch.stack(masses, dim=1)
 
@@ -113,8 +103,3 @@ CHAIN_SEARCHES: dict[str, ChainSearch] = {
     "transductions": alignment_chains(TRANSDUCER_TOPOLOGY),
     "tokens": frame_chains,
 }
-
-
-def token_probs(probs_QTV: Tensor, tokens_Q: Tensor) -> Tensor:
-    """Return the probabilities_QT of one token per request."""
-    return probs_QTV.gather(2, tokens_Q[:, None, None].expand(-1, probs_QTV.shape[1], 1))[..., 0]

@@ -1,14 +1,14 @@
 """Draft lengths of a batch: as many draft tokens as pay for their time, none where drafting does not pay.
 
-A step of Q requests that reads n tokens commits Q + sum of p tokens in expectation, p the calibrated probability that a
-draft token is accepted with all tokens before it. Where a step takes `base + slope * n` seconds and the draft `draft`,
-the lengths maximise
+A step with Q requests whose forward pass has n tokens commits Q + sum of p tokens in expectation, p the calibrated
+probability that a draft token is accepted with all tokens before it (as in `drafters/tree_policy.py`). Where a step
+takes `base + slope * n` seconds and the draft `draft`, the lengths maximise
 
     (Q + sum of p) / (base + slope * n + draft)
 
 and a request may get none. Times are measured while serving, for each order of magnitude of Q, because they depend on
-hardware, model and load. Whether to draft at all is decided from the measured tokens per second of drafted and of plain
-steps; the side that loses is tried again for a few steps, ever more rarely while it goes on losing.
+hardware, model and load. Whether to draft at all is decided from the measured tokens per second of steps with and
+without drafts; the slower kind is tried again for a few steps, ever more rarely while it stays the slower one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ctcdraft.drafters.tree_policy import AcceptanceModel
 
 DECAY = 0.95  # of measured times, per step: about the latest twenty count
 FIRST_PLAIN, FIRST_DRAFTED = 4, 8  # steps of each kind that are measured before anything is decided
-DRAFTED_TRIAL, PLAIN_TRIAL = 3, 2  # steps for which the losing side is tried again
+DRAFTED_TRIAL, PLAIN_TRIAL = 3, 2  # steps for which the slower kind is tried again
 LEAST_WAIT, MOST_WAIT = 64, 4096  # steps between two trials
 MAX_OUTLIER = 4.0  # a step that takes so many times the usual was interrupted
 MAX_REQUESTS_KNOWN = 4096
@@ -53,7 +53,7 @@ class Rate:
 
 @dataclass
 class StepTime:
-    """Decayed least squares of the seconds of a step, without its draft, on the tokens it reads."""
+    """Decayed least squares of the seconds of a step, without its draft, on its tokens."""
 
     sums: np.ndarray = field(default_factory=lambda: np.zeros(5))  # of 1, n, n n, t, n t
 
@@ -78,7 +78,7 @@ class Regime:
     plain: Rate = field(default_factory=Rate)
     drafted: Rate = field(default_factory=Rate)
     time: StepTime = field(default_factory=StepTime)
-    draft_seconds: Rate = field(default_factory=Rate)  # its tokens are drafts
+    draft: Rate = field(default_factory=Rate)  # its tokens are draft tokens
     drafting: bool = False
     left: int = FIRST_PLAIN  # steps until the next decision
     wait: int = LEAST_WAIT
@@ -95,7 +95,7 @@ class Regime:
             self.left = FIRST_DRAFTED if self.drafting else FIRST_PLAIN
             return
         pays = self.drafted.per_second > self.plain.per_second
-        if self.drafting == pays:  # the winner's turn is over: try the other side
+        if self.drafting == pays:  # the wait is over: try the slower kind
             self.drafting, self.left = not pays, PLAIN_TRIAL if pays else DRAFTED_TRIAL
         else:
             self.wait = LEAST_WAIT if pays else min(4 * self.wait, MOST_WAIT)
@@ -104,7 +104,7 @@ class Regime:
     def measured_lengths(self, chances_QK: np.ndarray, requests: int) -> np.ndarray:
         """Return the lengths_Q that maximise tokens per second, given acceptance probabilities."""
         base, slope = self.time.line()
-        draft = self.draft_seconds.seconds / max(self.draft_seconds.weight, 1.0)
+        draft = self.draft.seconds / max(self.draft.weight, 1.0)
         best_N = np.sort(chances_QK, axis=None)[::-1]  # no token before one that precedes it in its own chain
         tokens_N = requests + np.concatenate([[0.0], best_N.cumsum()])
         times_N = base + draft + slope * (requests + np.arange(len(tokens_N)))
@@ -113,7 +113,7 @@ class Regime:
 
 
 class DraftLengths:
-    """The lengths of all drafts of one engine, and what it has learned of its times and acceptance."""
+    """The lengths of all drafts of one engine, and its measured times and acceptance."""
 
     def __init__(self, acceptance: AcceptanceModel, adaptive: bool) -> None:
         self.acceptance, self.adaptive = acceptance, adaptive
@@ -153,15 +153,15 @@ class DraftLengths:
         logits_QK = (inputs_NX @ np.asarray(self.acceptance.weights)).reshape(probs_QK.shape)
         recent_Q = np.array([recent_ratio(*self.recent.get(one, (0.0, 0.0))) for one in ids])
         shifted_QK = logits_QK + self.acceptance.weights[-1] * recent_Q[:, None]
-        both = (np.minimum.accumulate(logistic(x_QK), axis=1) for x_QK in (shifted_QK, logits_QK))
-        chances_QK, usual_QK = both
+        odds_2QK = np.exp(np.clip([shifted_QK, logits_QK], -500, 500))
+        chances_QK, usual_QK = np.minimum.accumulate(odds_2QK / (1 + odds_2QK), axis=2)
         return chances_QK, usual_QK
 
     def observe_request(self, one: Hashable, accepted: int) -> None:
         """Add the outcome of a request's latest draft."""
         if (expected := self.expected.pop(one, None)) is None:
             return
-        if len(self.recent) > MAX_REQUESTS_KNOWN:  # requests that ended are not announced
+        if len(self.recent) > MAX_REQUESTS_KNOWN:  # proposers are not called for requests that ended
             self.recent.clear()
         accepted_sum, expected_sum = self.recent.get(one, (0.0, 0.0))
         self.recent[one] = RECENT_DECAY * accepted_sum + accepted, RECENT_DECAY * expected_sum + expected
@@ -169,10 +169,10 @@ class DraftLengths:
     def observe_step(
         self, requests: int, read: int, committed: int, seconds: float, draft_seconds: float | None
     ) -> None:
-        """Add a step of pure decoding.
+        """Add a step without prefill.
 
         Args:
-            read, committed: tokens of all requests.
+            read, committed: tokens of all requests in the forward pass, and of those the ones that stay.
             seconds: without the time of its draft; draft_seconds: None if none was computed.
         """
         regime = self.regime(requests)
@@ -180,9 +180,5 @@ class DraftLengths:
         if draft_seconds is None:
             regime.plain.add(committed, seconds)
         else:
-            regime.draft_seconds.add(read - requests, draft_seconds)
+            regime.draft.add(read - requests, draft_seconds)
             regime.drafted.add(committed, seconds + draft_seconds)
-
-
-def logistic(logits_X: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-np.clip(logits_X, -500, 500)))

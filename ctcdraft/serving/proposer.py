@@ -1,6 +1,6 @@
 """The proposer that vLLM constructs for `custom_class`: drafts of the most probable chains, of adaptive length.
 
-vLLM asks it once per step with the tokens of all requests on the host. Row numbers go to the device and the chains come
+vLLM calls it once per step with the tokens of all requests on the host. Indices go to the device and the chains come
 back in one transfer each; the lengths are then chosen on the host.
 """
 
@@ -20,7 +20,21 @@ from ctcdraft.serving import vllm_runner
 from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch
 from ctcdraft.serving.lengths import DraftLengths
 from ctcdraft.serving.served_head import load_served_head
-from ctcdraft.serving.step import Step
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known of the step whose tokens were just sampled."""
+
+    ids: Sequence[str]  # of the requests, in the order of the batch
+    starts: Sequence[int]  # of every request among the tokens of the step, and the number of tokens
+    drafted: Sequence[int]  # draft tokens of every request
+    table_QM: Tensor  # ids of the blocks of every request
+
+    def is_decoding(self) -> bool:
+        """Return whether no request prefills more than one token of its prompt."""
+        sizes = zip(self.starts[:-1], self.starts[1:], self.drafted, strict=True)
+        return all(end - start == 1 + drafted for start, end, drafted in sizes)
 
 
 @dataclass(frozen=True)
@@ -49,8 +63,8 @@ class CTCProposer:
         """Load the head on the target's embedding and lm_head, and ask vLLM for the memory of its keys and values."""
         folder, values = Path(self.options.head), self.options.values
         model = self.vllm_config.model_config
-        embedding_VD, head_VD = vllm_runner.shared_weights(target)
-        head = load_served_head(folder, values, model.model, model.revision, vllm_runner.warn, embedding_VD, head_VD)
+        weights = target.model.embed_tokens.weight, target.lm_head.weight
+        head = load_served_head(folder, values, model.model, model.revision, vllm_runner.warn, *weights)
         self.aux_layers = tuple(sorted(layer for layer in values["fingerprint"]["taps"] if layer != "last"))
         self.drafter = BatchDrafter(head)
         self.drafter.warm_up(self.depth)
@@ -67,10 +81,14 @@ class CTCProposer:
         slots_L = slots[name]
         self.drafter.record([states[: len(slots_L)] for states in layers], positions_L[: len(slots_L)], slots_L)
 
+    def begin_step(self, *values: Any) -> None:
+        """Take the fields of the step that vLLM asks for drafts after."""
+        self.step = Step(*values)
+
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: np.ndarray, *unused: Any, **also_unused: Any
     ) -> list[list[int]]:
-        """Return the draft tokens of every request; none for those that read a part of their prompt."""
+        """Return the draft tokens of every request; none for those whose prompt is not prefilled yet."""
         began, step, count = perf_counter(), self.step, len(sampled_token_ids)
         assert step is not None
         self.observe(step, sampled_token_ids, began)
@@ -89,7 +107,7 @@ class CTCProposer:
         return drafts
 
     def observe(self, step: Step, sampled: list[list[int]], now: float) -> None:
-        """Measure the step that ends now; one after an idle time, or with parts of prompts, tells no time."""
+        """Measure the step that ends now, but not the time of one with prefill or of one after idle time."""
         for one, drafted, tokens in zip(step.ids, step.drafted, sampled, strict=True):
             if drafted and tokens:
                 self.lengths.observe_request(one, len(tokens) - 1)

@@ -106,11 +106,9 @@ def load_served_head(
 
 def share_weights(base: BaseLM, embedding_VD: Tensor, head_VD: Tensor) -> None:
     """Replace embedding and lm_head of a base on the meta device by modules over these weights."""
-    embedding, head = nn.Embedding(1, 1), nn.Linear(1, 1, bias=False)
-    embedding.num_embeddings, embedding.embedding_dim = embedding_VD.shape
-    head.out_features, head.in_features = head_VD.shape
-    for module, weight in ((embedding, embedding_VD), (head, head_VD)):
-        module.weight = nn.Parameter(weight, requires_grad=False)
+    embedding = nn.Embedding.from_pretrained(embedding_VD)
+    head = nn.Linear(*reversed(head_VD.shape), bias=False, device="meta")
+    head.weight = nn.Parameter(head_VD, requires_grad=False)
     base.embedding, base.head = embedding, head
     base.lm.set_input_embeddings(embedding)
     base.lm.set_output_embeddings(head)

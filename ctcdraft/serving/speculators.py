@@ -21,7 +21,7 @@ def resolve(arguments: Any, proposer: str) -> None:
     try:
         values = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError):
-        return  # not of a head in a local folder; vLLM says what is wrong
+        return  # no local folder of a head; vLLM reports what is wrong with it
     if not isinstance(values, dict) or values.get("speculators_model_type") != MODEL_TYPE:
         return
     try:

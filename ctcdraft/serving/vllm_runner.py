@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ctcdraft.errors import InputError
 from ctcdraft.serving import cpu_sampling, speculators
@@ -157,8 +157,6 @@ def install_hooks() -> None:
     from vllm.forward_context import get_forward_context
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from ctcdraft.serving.step import Step
-
     if getattr(GPUModelRunner, "hands_over_states", False):
         return
     forward, propose = GPUModelRunner._model_forward, GPUModelRunner.propose_draft_token_ids
@@ -179,7 +177,7 @@ def install_hooks() -> None:
             drafted = [0] * count if spec_decode is None else spec_decode.num_draft_tokens
             starts = common.query_start_loc_cpu[: count + 1].tolist()
             ids = tuple(self.input_batch.req_ids[:count])
-            self.drafter.step = Step(ids, starts, drafted, common.block_table_tensor)
+            self.drafter.begin_step(ids, starts, drafted, common.block_table_tensor)
         return propose(self, *arguments, **named)
 
     def _setup_eagle3_aux_hidden_state_outputs(self: Any) -> None:
@@ -197,11 +195,6 @@ def install_hooks() -> None:
     GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
     GPUModelRunner._setup_eagle3_aux_hidden_state_outputs = _setup_eagle3_aux_hidden_state_outputs
     GPUModelRunner.hands_over_states = True
-
-
-def shared_weights(target: Any) -> tuple[Tensor, Tensor]:
-    """Return embedding_VD and lm_head_VD of a target model."""
-    return target.model.embed_tokens.weight, target.lm_head.weight
 
 
 def add_cache_layers(vllm_config: Any, blocks: int, shape: Any) -> Sequence[Any]:

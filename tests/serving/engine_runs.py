@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from chi_square import p_value
 
+from benchmarks.serving_soak import TIE, greedy_gaps
 from ctcdraft.config.published_head import load_published_drafter, read_head_config
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
@@ -29,7 +30,10 @@ SETTINGS = {
     "max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 32,
     "num_gpu_blocks_override": 17, "enable_prefix_caching": True,
 }  # fmt: skip
-TIE = 1e-4  # of two logits in float64; float32 rounds them by less
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+}  # fmt: skip
 
 
 def drafted(length: str = "full", head: Path = TINY / "head", settings: dict = SETTINGS) -> dict:
@@ -40,12 +44,8 @@ def drafted(length: str = "full", head: Path = TINY / "head", settings: dict = S
 def run_engine(folder: Path, call: dict, **environment: str) -> dict:
     files = folder / "call.json", folder / "result.json"
     files[0].write_text(json.dumps(call))
-    settings = {
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
     command = [sys.executable, str(HERE / "engine.py"), *map(str, files)]
-    done = subprocess.run(command, env={**os.environ, **settings, **environment}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(files[1].read_text())
 
@@ -56,21 +56,19 @@ def near_ties(model, triples):
     Fail unless both answers, where they part, have the greatest float64 logit but for a tie, and the first is greedy
     from there on.
     """
-    lm, count = None, 0
+    base, count = None, 0
     for prompt, ours, theirs in triples:
         if ours == theirs:
             continue
         assert min(len(ours), len(theirs)) > 0, (prompt, ours, theirs)
-        lm = lm or load_base(str(model), "float64", "cpu").lm
-        with torch.inference_mode():
-            logits_LV = lm(torch.tensor([prompt + ours])).logits[0, len(prompt) - 1 : -1]
-        best_L = logits_LV.max(dim=1).values
-        gaps_L = best_L - logits_LV.gather(1, torch.tensor(ours)[:, None])[:, 0]
+        base = base or load_base(str(model), "float64", "cpu")
+        gaps_LV = greedy_gaps(base, prompt, ours)
+        gaps_L = gaps_LV.gather(1, torch.tensor(ours)[:, None])[:, 0]
         assert float(gaps_L.max()) < TIE, (gaps_L.tolist(), ours, theirs)
         pairs = enumerate(zip(ours, theirs, strict=False))
         at = next((i for i, (a, b) in pairs if a != b), None)
         assert at is not None, ("one answer ends early", ours, theirs)
-        assert float(best_L[at] - logits_LV[at, theirs[at]]) < TIE, (at, ours[at], theirs[at])
+        assert float(gaps_LV[at, theirs[at]]) < TIE, (at, ours[at], theirs[at])
         count += 1
     return count
 
@@ -147,3 +145,9 @@ def marginal_p_values(base, prompt, draws, sampling):
 
 def holm_passes(p_values, level=0.01):
     return all(p > level / (len(p_values) - rank) for rank, p in enumerate(sorted(p_values)))
+
+
+def edit_json(file: Path, change) -> None:
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))

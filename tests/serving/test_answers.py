@@ -13,17 +13,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here; run `make test-vllm`")
 
-from engine_runs import HERE, TINY, near_ties
+from engine_runs import ENVIRONMENT, HERE, TINY, near_ties
 
 from ctcdraft.corpus.part_files import list_parts, read_part
 from ctcdraft.models.loading import load_base
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
 ROOT, PROMPTS, BATCH = HERE.parents[1], 12, 4
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "HF_HUB_OFFLINE": "1",
-}  # fmt: skip
 
 
 def prepare(folder, engine, *settings):
@@ -33,8 +29,8 @@ def prepare(folder, engine, *settings):
         *(["answers.enforce_eager=true"] if engine == "vllm" else []),
     ]  # fmt: skip
     command = [sys.executable, str(ROOT / "data" / "prepare.py"), *arguments]
-    log = (folder / "log").open("w")
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log)
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log)
 
 
 def finish(folder, process):

@@ -7,15 +7,29 @@ the figures.
 from __future__ import annotations
 
 import random
+import re
+import shutil
 from itertools import cycle
+from pathlib import Path
 
 import pytest
+import torch
 from local_data import require_data
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("vllm", reason="vLLM is not installed here; run `make test-vllm-slow`")
 
-from engine_runs import SETTINGS, TINY, drafted, holm_passes, marginal_p_values, near_ties, own_counts, run_engine
-from padded_heads import pad
+from engine_runs import (
+    SETTINGS,
+    TINY,
+    drafted,
+    edit_json,
+    holm_passes,
+    marginal_p_values,
+    near_ties,
+    own_counts,
+    run_engine,
+)
 
 from ctcdraft.config.published_head import read_head_config
 from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
@@ -28,6 +42,41 @@ pytestmark = [
 REQUESTS, CONTEXT, MAX_TOKENS, ANSWERED = 480, 512, 96, 64
 SAMPLING = {"temperature": 0.8, "top_k": 12, "top_p": 0.9}
 DRAWS, POSITIONS = 20_000, 4
+WIDTH, PADDED = 16, 32
+PROJECTION = re.compile(r"(?:self_attn\.|attention\.)(q|k|v|o)\w*\.weight$")  # q_proj in the base, query in a head
+
+
+def padded_weight(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """Return a projection [heads * WIDTH, D] or, of the output, [D, heads * WIDTH] with padded heads."""
+    if (found := PROJECTION.search(name)) is None:
+        return weight
+    rows = weight.T if found[1] == "o" else weight
+    heads = rows.unflatten(0, (-1, WIDTH))
+    padded = heads.new_zeros(len(heads), PADDED, heads.shape[2])
+    half = torch.arange(WIDTH // 2)
+    # Pair i turns by theta^(-2 i / width): in twice the width that is pair 2 i.
+    padded[:, torch.cat([2 * half, 2 * half + PADDED // 2])] = heads
+    rows = padded.flatten(0, 1) * ((PADDED / WIDTH) ** 0.5 if found[1] == "q" else 1.0)
+    return (rows.T if found[1] == "o" else rows).contiguous()
+
+
+def pad(base: Path, head: Path, folder: Path) -> tuple[Path, Path]:
+    """Write both with attention heads of width 32, which vLLM's CPU attention asks for at least; return their folders.
+
+    The logits are the same: added numbers are zero, rotary pairs go where they keep their frequencies, and queries are
+    scaled for the square root of the width.
+    """
+    new_base, new_head = folder / "base", folder / "head"
+    for old, new in ((base, new_base), (head, new_head)):
+        shutil.copytree(old, new, copy_function=shutil.copyfile)
+        new.chmod(0o755)
+        tensors = load_file(old / "model.safetensors")
+        tensors = {name: padded_weight(name, weight) for name, weight in tensors.items()}
+        save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+    edit_json(new_base / "config.json", lambda values: values.update(head_dim=PADDED))
+    fingerprint = load_base(str(new_base), "float32", "cpu").fingerprint()
+    edit_json(new_head / "config.json", lambda values: values["fingerprint"].update(weights=fingerprint["weights"]))
+    return new_base, new_head
 
 
 @pytest.fixture(scope="module", params=["tiny", "tinystories-656K"])

@@ -14,14 +14,13 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed here; run `make test-vllm`")
 
 import vllm
+from engine_runs import SPECULATIVE, TINY, edit_json
 from vllm.engine.arg_utils import EngineArgs
 
 from ctcdraft.errors import InputError
 from ctcdraft.serving import vllm_runner
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
-TINY = Path(__file__).parents[2] / "data" / "tiny"
-SPECULATIVE = {"method": "custom_class", "model": vllm_runner.PROPOSER, "num_speculative_tokens": 5}
 
 
 def engine_config(own, **settings):
@@ -37,9 +36,7 @@ def head(tmp_path):
 
 
 def edit(head, change):
-    values = json.loads((head / "config.json").read_text())
-    change(values)
-    (head / "config.json").write_text(json.dumps(values))
+    edit_json(head / "config.json", change)
 
 
 def refusal(own, **settings):

@@ -10,9 +10,8 @@ from ctcdraft.config.published_head import load_published_drafter, read_head_con
 from ctcdraft.drafters.tree_policy import AcceptanceModel
 from ctcdraft.models.loading import load_base
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch
+from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch, SlotCache
 from ctcdraft.serving.served_head import ServedHead
-from ctcdraft.serving.slots import SlotCache
 
 TINY = Path(__file__).parents[2] / "data" / "tiny"
 SLOTS, BLOCKS = 4, 40  # slots of a block, blocks

@@ -54,10 +54,11 @@ class ServedAnswers(ResponseGenerator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.server()
+        _ = self.server  # checks its settings
         check_int(self.concurrency, "answers.concurrency")
         check_int(self.checked, "answers.checked", least=0)
 
+    @cached_property
     def server(self) -> JSONClient:
         return JSONClient(self.url, self.timeout_s, self.retries, self.backoff_s, self.key_from)
 
@@ -76,10 +77,6 @@ class OpenAIClient:
     answers: ServedAnswers
     request_formats: list[RequestFormat] = field(default_factory=lambda: [token_id_request, text_request])
     verified: bool = False
-
-    @cached_property
-    def server(self) -> JSONClient:
-        return self.answers.server()
 
     def __call__(self, requests: Sequence[Request]) -> list[Response | Skipped]:
         if self.verified:
@@ -115,7 +112,7 @@ class OpenAIClient:
             "top_p": 1.0,
             "seed": request.random_key(self.answers.seed) % 2**31,  # some servers accept 31 bits only
         }
-        reply = self.server.post("/completions", body | prompt, cancelled)
+        reply = self.answers.server.post("/completions", body | prompt, cancelled)
         try:
             choice = reply["choices"][0]
             text, ids, finish_reason = choice["text"], choice.get("token_ids"), choice.get("finish_reason")
