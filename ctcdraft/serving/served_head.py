@@ -107,7 +107,8 @@ def load_served_head(
 def share_weights(base: BaseLM, embedding_VD: Tensor, head_VD: Tensor) -> None:
     """Replace embedding and lm_head of a base on the meta device by modules over these weights."""
     embedding = nn.Embedding.from_pretrained(embedding_VD)
-    head = nn.Linear(*reversed(head_VD.shape), bias=False, device="meta")
+    vocabulary, width = head_VD.shape
+    head = nn.Linear(width, vocabulary, bias=False, device="meta")
     head.weight = nn.Parameter(head_VD, requires_grad=False)
     base.embedding, base.head = embedding, head
     base.lm.set_input_embeddings(embedding)
