@@ -115,8 +115,8 @@ def test_another_hash_is_refused_with_the_stored_version_and_the_ways_out(commit
         run(tmp_path, 2)
     assert str(caught.value) == (
         f"{tmp_path} holds an evaluation in which the code was ctcdraft {ctcdraft.__version__}{version}now different "
-        "in files that tokens or times depend on); resume with the version that started it, choose another out=, or add "
-        "overwrite=true to replace it"
+        "in files that tokens or times depend on); resume with the version that started it, choose another out=, or "
+        "add overwrite=true to replace it"
     )
 
 
