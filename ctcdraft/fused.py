@@ -1,7 +1,7 @@
 """Operations of a decoding step, each with its definition in PyTorch and, for CUDA, few kernels in its place.
 
     @fused("ctcdraft.nn.triton_block", launches=1)
-    def gated(gate_up_X2I: Tensor) -> Tensor:
+    def silu_gated(gate_up: Tensor) -> Tensor:
         ...the definition, which runs on other devices, and on CUDA without Triton
 
 The function of the same name in the module launches the kernels. As operations of torch they are counted and captured

@@ -15,6 +15,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
 from ctcdraft.nn.draft_vocab import DraftVocabHead, most_frequent_tokens
 from ctcdraft.nn.heads import Emissions
+from ctcdraft.nn.transformer import PackedLinears
 from ctcdraft.nn.weight_layout import to_column_major_
 from ctcdraft.renamed import DRAFT_HEAD_MEMBERS
 
@@ -89,6 +90,9 @@ class DraftHead(nn.Module):
         """Return itself in evaluation mode and the base's dtype, its weights in the layout of small batches."""
         # The base's own weights, which the head shares, keep their layout.
         to_column_major_(self.to(base.dtype).eval(), but=base.lm.parameters())
+        for part in self.modules():
+            if isinstance(part, PackedLinears):
+                part.pack()
         return self
 
     def trainable_parameters(self) -> list[nn.Parameter]:

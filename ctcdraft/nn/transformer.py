@@ -5,7 +5,7 @@ Parameters of both blocks have the same names, by which nn/base_layer.py initial
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ctcdraft.nn.block_config import ACTIVATIONS, BlockConfig
-from ctcdraft.nn.block_operations import add_linear, rotate_into, silu_times
+from ctcdraft.nn.block_operations import add_linear, rotate_into, silu_gated
 from ctcdraft.nn.masks import additive_mask
 from ctcdraft.nn.rotary import Rotary, apply_rotary
+from ctcdraft.nn.weight_layout import Packed, pack_rows_
 
 TensorPair = tuple[Tensor, Tensor]  # cosines and sines of a rotation, or keys and values
 
@@ -30,7 +31,23 @@ def optional_norm(width: int, shape: BlockConfig, present: bool) -> nn.Module:
     return RMSNorm(width, eps=shape.epsilon) if present else nn.Identity()
 
 
-class AttentionProjections(nn.Module):
+class PackedLinears(nn.Module):
+    """Linear layers with one input, which one product can compute once `pack` was called."""
+
+    packed: Packed | None = None
+
+    def layers_to_pack(self) -> tuple[nn.Module, ...]:
+        raise NotImplementedError
+
+    def pack(self) -> None:
+        self.packed = pack_rows_(self.layers_to_pack())
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        self.packed = None  # the parameters get memory of their own on another device or in another dtype
+        return super()._apply(*args, **kwargs)
+
+
+class AttentionProjections(PackedLinears):
     """The projections of multi-head attention with grouped keys and values."""
 
     def __init__(self, shape: BlockConfig) -> None:
@@ -41,6 +58,19 @@ class AttentionProjections(nn.Module):
         self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
         self.query_norm, self.key_norm = (optional_norm(shape.head_width, shape, shape.qk_norm) for _ in range(2))
+
+    def layers_to_pack(self) -> tuple[nn.Module, ...]:
+        return self.query, self.key, self.value
+
+    def project(self, x_BND: Tensor, queries: int) -> list[Tensor]:
+        """Return queries of the last rows, and keys and values, by head and before norms and rotation."""
+        if self.packed is None:
+            parts = self.query(x_BND[:, -queries:]), self.key(x_BND), self.value(x_BND)
+        else:
+            own, shared = self.query.out_features, self.key.out_features
+            query, key, value = F.linear(x_BND, *self.packed).split([own, shared, shared], dim=-1)
+            parts = query[:, -queries:], key, value
+        return [self.split_heads(part) for part in parts]
 
     def queries(self, x_BLD: Tensor, rotation: TensorPair) -> Tensor:
         """Return rotated queries [B, H, L, d]."""
@@ -56,12 +86,12 @@ class AttentionProjections(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Append keys and values of all N rows to a cache; return the rotated queries of the last rows, and all keys
         and values that they may attend to. rotation: that of `AppendedRows` or `StaticRows`, [N, d]."""
-        asking_BTD = x_BND[:, -queries:]
         if len(rotation) == 2:  # exact shapes
             keys, values = memory.update(*self.keys_values(x_BND, rotation), layer)
-            return self.queries(asking_BTD, (rotation[0][-queries:], rotation[1][-queries:])), keys, values
-        query = self.query_norm(self.split_heads(self.query(asking_BTD)))
-        key, value = self.key_norm(self.split_heads(self.key(x_BND))), self.split_heads(self.value(x_BND))
+            query = self.queries(x_BND[:, -queries:], (rotation[0][-queries:], rotation[1][-queries:]))
+            return query, keys, values
+        query, key, value = self.project(x_BND, queries)
+        query, key = self.query_norm(query), self.key_norm(key)
         keys, values = memory.layer(layer, key, value)
         query = rotate_into(query, key, value, *rotation, memory.rows_N, keys, values)
         return query, keys[:, :, : memory.visible], values[:, :, : memory.visible]
@@ -142,7 +172,7 @@ class SlotAttention(AttentionProjections):
         return mixed.transpose(1, 2).flatten(2)
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(PackedLinears):
     """Llama's SwiGLU: down(silu(gate x) * up x), or the same with another of ACTIVATIONS."""
 
     def __init__(self, shape: BlockConfig) -> None:
@@ -155,11 +185,13 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.inner(x))
 
+    def layers_to_pack(self) -> tuple[nn.Module, ...]:
+        return self.gate, self.up
+
     def inner(self, x: Tensor) -> Tensor:
-        gate, up = self.gate(x), self.up(x)
-        if gate.is_cpu or self.activation is not F.silu or torch.is_grad_enabled():
-            return self.activation(gate) * up
-        return silu_times(gate, up)
+        if self.packed is None or self.activation is not F.silu or torch.is_grad_enabled():
+            return self.activation(self.gate(x)) * self.up(x)
+        return silu_gated(F.linear(x, self.packed[0]))
 
 
 class LlamaBlock(nn.Module):

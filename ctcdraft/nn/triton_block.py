@@ -57,21 +57,22 @@ def rotate_kernel(
             tl.store(place + index_E, y_E.to(x_E.dtype), mask=real_E)
 
 
-def silu_times(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
-    out_XI = gate_XI.new_empty(gate_XI.shape)
-    size = gate_XI.numel()
-    silu_kernel[(triton.cdiv(size, ELEMENTS),)](gate_XI, up_XI, out_XI, size, N=ELEMENTS)
-    return out_XI
+def silu_gated(gate_up: Tensor) -> Tensor:
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:-1], width)
+    silu_kernel[(out.numel() // width, triton.cdiv(width, ELEMENTS))](gate_up.contiguous(), out, width, N=ELEMENTS)
+    return out
 
 
 @triton.jit
-def silu_kernel(gate_X, up_X, out_X, size, N: tl.constexpr):
-    index = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
-    gate = tl.load(gate_X + index, mask=index < size, other=0)
+def silu_kernel(gate_up, out, width, N: tl.constexpr):
+    row, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * N + tl.arange(0, N)
+    real = index < width
+    gate = tl.load(gate_up + 2 * row * width + index, mask=real, other=0)
     x = gate.to(tl.float32)
     silu = (x / (1 + tl.exp(-x))).to(gate.dtype).to(tl.float32)
-    up = tl.load(up_X + index, mask=index < size, other=0).to(tl.float32)
-    tl.store(out_X + index, (silu * up).to(gate.dtype), mask=index < size)
+    up = tl.load(gate_up + (2 * row + 1) * width + index, mask=real, other=0).to(tl.float32)
+    tl.store(out + row * width + index, (silu * up).to(gate.dtype), mask=real)
 
 
 def embed_beside(table_VD: Tensor, tokens_K: Tensor, states_XE: Tensor, rows_K: Tensor, tokens_first: bool) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from fused_parts import SEEDS, assert_close, check_operation, list_of, random_integer, runs_kernels
 
-from ctcdraft.nn.block_operations import add_linear, embed_beside, gru_step, rotate_into, silu_times
+from ctcdraft.nn.block_operations import add_linear, embed_beside, gru_step, rotate_into, silu_gated
 from ctcdraft.nn.rotary import Rotary, default_frequencies
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -43,7 +43,7 @@ def check_block_operations(seed: int) -> None:
     )
 
     inner = random_integer(rng, 1, 700)
-    check_operation(silu_times, random(1, count, inner), random(1, count, inner), compare=assert_near)
+    check_operation(silu_gated, random(1, count, 2 * inner), compare=assert_near)
 
     width = random_integer(rng, 1, 90)
     # A slice of a wider table, as of several embeddings side by side.
