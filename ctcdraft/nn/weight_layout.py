@@ -1,7 +1,7 @@
 """Memory layouts of linear weights for decoding: column-major on a CPU, packed on an accelerator.
 
-On a CPU: a linear layer's weights [out, in] are row-major; a CPU multiplies a handful of inputs faster if they are column-major.
-Time relative to row-major, float32, one thread of an Intel Xeon:
+On a CPU: a linear layer's weights [out, in] are row-major; a CPU multiplies a handful of inputs faster if they are
+column-major. Time relative to row-major, float32, one thread of an Intel Xeon:
 
     384 -> 160     16 rows 0.30    32 rows 0.69
     896 -> 4864    1 row 1.00    2 rows 1.08    8 rows 0.49    16 rows 0.70    32 rows 0.75
