@@ -95,11 +95,10 @@ def read_run(folder: Path) -> Job | Unmeasured | None:
     status = "complete" if len(lines) >= steps else f"{len(lines)} of {steps} steps"
     if not taus:
         return Unmeasured(folder.name, values, status)
-    command = folder / "command.txt"
-    command_line = command.read_text().strip() if command.is_file() else ""
+    command = (folder / "command.txt").read_text().strip() if (folder / "command.txt").is_file() else ""
     seconds = {clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")}
     totals = {clock: sum(each) for clock, each in seconds.items() if None not in each}
-    return Job(folder.name, values, command_line, len(lines), max(taus), lines[-1].get("loss"), totals, status)
+    return Job(folder.name, values, command, len(lines), max(taus), lines[-1].get("loss"), totals, status)
 
 
 def read_cells(folder: Path) -> tuple[list[Job], list[Unmeasured]]:
@@ -131,8 +130,9 @@ def swept_keys(jobs: Sequence[Job | Unmeasured]) -> list[str]:
     """Return the keys in which jobs differ; of keys that determine each other, the one with the shortest name."""
     differing: list[str] = []
     for key in sorted({key for job in jobs for key in job.values}, key=lambda key: (len(key), key)):
-        column = [job.values.get(key) for job in jobs]
-        alike = any(determine_each_other(column, [job.values.get(other) for job in jobs]) for other in differing)
+        holders = [job for job in jobs if key in job.values]  # a failed trial of a search has the searched keys alone
+        column = [job.values[key] for job in holders]
+        alike = any(determine_each_other(column, [job.values.get(other) for job in holders]) for other in differing)
         if key.split(".")[0] not in LOCATION_KEYS and len(set(column)) > 1 and not alike:
             differing.append(key)
     return sorted(differing)
