@@ -56,9 +56,14 @@ def run_search(
     with exclusive_search(run):
         backend = optuna.storages.journal.JournalFileBackend(str(run / "study.log"))
         study = optuna.create_study(
-            study_name="ctcdraft", storage=optuna.storages.JournalStorage(backend), load_if_exists=True, direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=seed), pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
-        )  # fmt: skip
+            study_name="ctcdraft",
+            storage=optuna.storages.JournalStorage(backend),
+            load_if_exists=True,
+            direction="maximize",
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+        )
+        # With the same seed again the values of the first call would be drawn again.
+        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)))
         registry = TrialRegistry(study, command, optuna.trial.TrialState)
         begun = [optuna.trial.Trial(study, trial._trial_id) for trial in registry.continued(trials)]
         left = max(trials - registry.ended, len(begun))
