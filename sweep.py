@@ -4,7 +4,8 @@
         'drafter.frames=range(4,9)' 'trainer.learning_rate=tag(log,interval(1e-3,1e-2))'
 
 Keys and ranges are written as for `train.py -m`, which tries every combination instead. trials= is the number of runs,
-jobs= how many run at the same time, search_seed= the seed of the sampler.
+jobs= how many run at the same time, each on a GPU of its own, search_seed= the seed of the sampler. The same command
+again finishes the search; more trials= add to it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ctcdraft.config.cli import compose_config, config_error
 from ctcdraft.config.command_line import parse_override, quote_paths
 from ctcdraft.errors import InputError, check_int, run_cli
 from ctcdraft.io import refuse_unwritable
-from ctcdraft.training.search import Interval, run_search
+from ctcdraft.training.search import run_search
+from ctcdraft.training.trials import Interval
 
 OWN_KEYS = {"trials": 20, "jobs": 1, "search_seed": 0}
 
@@ -112,5 +114,5 @@ if __name__ == "__main__":
     try:
         run_cli("sweep.py", main)
     except KeyboardInterrupt:
-        print("sweep.py: stopped by Ctrl-C; the same command continues with the finished trials", file=sys.stderr)
+        print("sweep.py: stopped by Ctrl-C; the same command continues", file=sys.stderr)
         raise SystemExit(130) from None

@@ -40,6 +40,8 @@ def main(config: DictConfig) -> float:
         distributed = init_distributed(config.device, config.timeout_minutes)
         # On several machines only the first may have the directory.
         run = run or distributed.from_main(lambda: TrainingRun.of(config))
+        if (tau := distributed.from_main(run.complete_job)) is not None:  # before the base model is loaded
+            return tau
         run.use_device(config.device)
         if plan_without_base(run):  # a resumed run counts by its own config
             return 0.0

@@ -21,23 +21,35 @@ UNKNOWN_RATE = (
 
 @dataclass(frozen=True)
 class HardwareSpec:
-    """Sustained FLOP/s and memory bandwidth in bytes/s of one device; None where not given."""
+    """Sustained FLOP/s, memory bandwidth in bytes/s and memory of one device, and bytes/s to others; None: not given."""
 
     flops: float | None
     bandwidth: float | None
+    memory: float | None = None
+    link: float | None = None
 
     @classmethod
     def of(cls, values: Any) -> Self:
         """Return the spec of a `plan` node, or of a study's with these keys, which the schema does not check."""
-        for key in ("flops", "bandwidth"):
-            check_float(values[key], f"plan.{key}", above=0, null=True)
-        return cls(values["flops"], values["bandwidth"])
+        keys = ("flops", "bandwidth", "memory", "link")
+        return cls(*(check_float(values.get(key), f"plan.{key}", above=0, null=True) for key in keys))
 
     def seconds(self, flops: float, streamed: float = 0.0) -> float | None:
         """Return the time of so many FLOPs while `streamed` bytes are read: the slower of both, None if unknown."""
         if self.flops is None:
             return None
         return max(flops / self.flops, streamed / self.bandwidth if self.bandwidth else 0.0)
+
+    def all_reduce_seconds(self, count: float, processes: int) -> float:
+        """Return the time in which a ring of processes sums so many bytes; 0 without a link."""
+        return 2 * (processes - 1) / processes * count / self.link if self.link else 0.0
+
+    def describe_fit(self, peak: float, ways_out: str) -> str:
+        """Return whether a peak fits into the memory, as the end of a line of the plan."""
+        if self.memory is None:
+            return ""
+        card = f"a card of {format_bytes(self.memory)}"
+        return f"; fits {card}" if peak <= self.memory else f"; DOES NOT FIT {card}: {ways_out}"
 
     def __str__(self) -> str:
         if self.flops is None:

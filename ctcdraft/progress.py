@@ -5,6 +5,7 @@ A terminal shows the progress bar of tqdm. In a file a line is written at most o
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Callable
 from time import monotonic
@@ -59,6 +60,25 @@ class Progress:
             f"{self.before + self.done:,} of {self.before + self.total:,} {self.unit}, {format_minutes(seconds)} so "
             f"far; about {format_minutes(seconds / self.done * remaining)} for the remaining {remaining:,}"
         )
+
+
+class RemainingTime:
+    """Remaining time of a sweep with `jobs` runs at a time: unfinished runs times the mean time of those that ran."""
+
+    def __init__(self, runs: int, jobs: int = 1) -> None:
+        self.runs, self.jobs = runs, jobs
+        self._ended: list[float | None] = []  # an append is atomic: trials end in threads
+
+    def run_ended(self, seconds: float | None) -> str:
+        """Count a run and describe the rest. seconds: None for a run that failed or had nothing to do."""
+        self._ended.append(seconds)
+        ended = list(self._ended)
+        measured, left = [each for each in ended if each is not None], self.runs - len(ended)
+        count = f"{len(ended)} of {self.runs} done"
+        if left <= 0 or not measured:
+            return count
+        seconds_left = statistics.mean(measured) * left / min(self.jobs, left)
+        return f"{count}, about {format_minutes(seconds_left)} for the remaining {left}"
 
 
 def format_minutes(seconds: float) -> str:

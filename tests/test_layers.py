@@ -16,6 +16,7 @@ LAYERS = (  # lowest first; folders of one layer do not import each other
         "errors",
         "io",
         "batch",
+        "devices",
         "distributed",
         "progress",
         "hardware",

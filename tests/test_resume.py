@@ -93,7 +93,7 @@ def test_a_failed_job_is_in_the_table_and_the_others_are_trained(world, monkeypa
     assert [(cells / job / "drafter.safetensors").is_file() for job in "0123"] == [False, False, True, True]
     with (cells / "sweep.csv").open() as file:
         rows = {row["job"]: row for row in csv.DictReader(file)}
-    assert [rows[job]["failed"][:27] for job in "0123"] == ["2 frames cannot emit 3 labe"] * 2 + ["", ""]
+    assert [rows[job]["status"][:27] for job in "0123"] == ["failed: 2 frames cannot emi"] * 2 + ["complete"] * 2
     assert [rows[job]["drafter.frames"] for job in "0123"] == ["2", "2", "4", "4"]
     assert (cells / "sweep.md").read_text().count("| failed: 2 frames cannot emit 3 labels") == 2
     # Another sweep in its place is refused, and the runs that are there are no failures.

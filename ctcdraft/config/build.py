@@ -213,6 +213,6 @@ def plan_without_base(config: DictConfig) -> str | None:
         corpus, answers = instantiate(config.corpus, path=prompts), instantiate(config.answers)
         plan = plan_corpus_dry_run(meta, corpus, answers, hardware, prepared.SINGLE_SHARD)
         corpus_plan, stats = str(plan), CorpusStats.from_work(plan.work)
-    objective, processes = instantiate(config.objective), from_environment().world_size
+    objective, processes = instantiate(config.objective), config.plan.get("processes") or from_environment().world_size
     training_plan = plan_dry_run(meta.base, drafter, objective, stats, config.trainer, hardware, processes)
     return f"{corpus_plan}\n{training_plan}"

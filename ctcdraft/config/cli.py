@@ -17,7 +17,7 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, first_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = REPOSITORY / "configs"
@@ -88,8 +88,11 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def run_hydra_main(main: Callable[[], Any]) -> None:
     """Run a Hydra main function; errors of Hydra about the command line are printed as one sentence too."""
+    from ctcdraft.config.sweep_jobs import reported_sweep
+
     try:
-        main()
+        with reported_sweep():
+            main()
     except KeyboardInterrupt:
         print_error("stopped by Ctrl-C; what was finished is kept, and the same command goes on from there")
         raise SystemExit(130) from None  # 128 + SIGINT, as shells report it
@@ -112,6 +115,8 @@ def error_sentence(error: Exception) -> str | None:
         return str(input_error)
     if isinstance(error, InstantiationException) and str(error).startswith("Error locating target"):
         return f"{str(error).splitlines()[0].rstrip(':.')}; check the name in _target_"
+    if type(error).__module__.split(".")[0] in ("joblib", "submitit"):  # the process of a job was killed
+        return f"a job of the sweep has ended without a result ({first_line(error)}); the same command continues"
     return config_error(error)
 
 

@@ -1,4 +1,4 @@
-"""Jobs of a Hydra sweep (`train.py -m`): their run directories and titles, recorded failures, and the remaining time.
+"""Jobs of a Hydra sweep (`train.py -m`): their run directories, titles and GPUs, recorded failures, the remaining time.
 
 Hydra's basic launcher runs the jobs one after another in this process, and a job knows only its number. The number of
 jobs is computed from the command line with Hydra's parser; with another sweeper or launcher there is no estimate.
@@ -7,11 +7,12 @@ jobs is computed from the command line with Hydra's parser; with another sweeper
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -19,16 +20,19 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ctcdraft.config.allowed import read_yaml
+from ctcdraft.devices import keep_device
 from ctcdraft.distributed import from_environment
 from ctcdraft.errors import first_line
+from ctcdraft.progress import RemainingTime
 from ctcdraft.training.sweep import (
     LOCATION_KEYS,
-    RemainingTime,
+    describe_unfinished,
     flatten_config,
     forget_failure,
     write_failure,
@@ -40,6 +44,43 @@ if TYPE_CHECKING:
 
 BASIC_PLUGINS = tuple(f"hydra._internal.core_plugins.basic_{kind}" for kind in ("sweeper", "launcher"))
 _remaining_by_sweep: dict[Path, RemainingTime] = {}  # of the sweep in this process
+_begun: list[Path] = []  # folders of sweeps whose jobs this process launches
+
+
+class SweepCallback(Callback):
+    """What Hydra calls in the process that launches a sweep, and in those of its jobs, to which it is pickled."""
+
+    def on_multirun_start(self, config: DictConfig, **others: Any) -> None:
+        self.command = list(sys.argv)
+        if "run" in config and config.get("resume") is None and not config.plan_only:
+            _begun.append(Path(config.run))
+
+    def on_job_start(self, config: DictConfig, **others: Any) -> None:
+        if config.hydra.mode != RunMode.MULTIRUN:
+            return
+        sys.argv[:] = self.command  # submitit's processes have another
+        # With device= or base.device_map= the user chooses; torchrun gives each process the device of its rank.
+        automatic = "auto_device" in str(OmegaConf.to_container(config, resolve=False)["device"])
+        if automatic and "LOCAL_RANK" not in os.environ and not config.base.get("device_map") and launches_processes():
+            keep_device()
+
+
+def launches_processes() -> bool:
+    """Return whether the jobs of this sweep run in other processes, several at a time, as with joblib and submitit."""
+    return not HydraConfig.get().launcher._target_.startswith(BASIC_PLUGINS)
+
+
+@contextlib.contextmanager
+def reported_sweep() -> Iterator[None]:
+    """Rewrite the table of the sweep that is launched within, and print which of its jobs are unfinished and why."""
+    try:
+        yield
+    finally:
+        while _begun:
+            sweep = _begun.pop()
+            write_table(sweep)  # jobs that end together overwrite each other's, and one that is killed writes none
+            for line in describe_unfinished(sweep):
+                print(f"sweep {sweep}: {line}", flush=True)
 
 
 def job_number() -> int | None:

@@ -27,6 +27,7 @@ from ctcdraft.renamed import current
 from ctcdraft.training.deepspeed import DeepSpeedEngine
 from ctcdraft.training.loggers import JsonlLogger, Logger, refuse_absent
 from ctcdraft.training.run_directory import RunDirectory, run_lock
+from ctcdraft.training.sweep import read_job
 from ctcdraft.training.trainer import Trainer
 
 
@@ -56,6 +57,16 @@ class TrainingRun:
     @property
     def finished_steps(self) -> int:
         return self.directory.last_step if self.resuming else 0
+
+    def complete_job(self) -> float | None:
+        """Return the best tau of a job of a sweep that has all its steps already, which is not run again; else None."""
+        if self.sweep is None or not self.resuming or self.finished_steps < self.config.trainer.steps:
+            return None
+        job = read_job(self.directory.path)
+        if job is None or not self.directory.head.is_file():
+            return None
+        print(f"{self.directory.path} already has its {self.finished_steps:,} steps, tau {job.tau:.3f}", flush=True)
+        return job.tau
 
     def use_device(self, device: str) -> None:
         """Move a run of several processes to the device of this one: a resumed run's config has that of process 0."""

@@ -86,6 +86,7 @@ def plan_corpus_dry_run(
     base = meta.base
     work, size = CorpusTokenCounts.from_prompts(corpus.prompts, answers, base), ModelStats.of(base)
     prefill, decoding = work.flops(size)
+    peak = sum(memory_parts(work, size, answers).values())
     total_hours = work.hours(size, batch_rows(work, answers), rate)
     hours = None if total_hours is None else total_hours / shard.of
     bound = UNKNOWN_RATE if hours is None else f"at most about {hardware.format_hours(hours)}{per_shard(shard)} {rate}"
@@ -95,7 +96,7 @@ def plan_corpus_dry_run(
         f"{base.name} would answer {work.prompts:,} prompts, {work.turns:,} turns",
         *describe_size(work, size, answers, "for the responses"),
         f"work      at most about {prefill:.3g} operations of prefill and {decoding:.3g} of decoding",
-        describe_memory(work, size, answers),
+        describe_memory(work, size, answers) + rate.describe_fit(peak, "lower answers.batch_size="),
         f"time      {bound}",
     ]
     if base.tokenizer is not None:

@@ -34,6 +34,10 @@ from ctcdraft.planning.training import (
 from ctcdraft.planning.workload import CorpusTokenCounts
 
 
+# Reads and writes of 4 bytes per parameter: 20 in the passes of torch's AdamW, 3 in those of clipping.
+UPDATE_BYTES = 92
+
+
 @dataclass(frozen=True)
 class CorpusStats:
     """Size of a corpus."""
@@ -55,16 +59,17 @@ class CorpusStats:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Shape of a training batch."""
+    """Shape of a training batch in one process."""
 
     rows: int
+    all_rows: int  # of all processes
     length: int  # tokens of a mean row, with which operations are counted
     longest: int  # tokens of the longest row, with which memory is counted
     anchors: int  # windows in a row
     answers_per_row: int  # responses packed into a row
 
     @classmethod
-    def of(cls, base: BaseLM, labels: int, corpus: CorpusStats, settings: Any) -> Self:
+    def of(cls, base: BaseLM, labels: int, corpus: CorpusStats, settings: Any, world: int) -> Self:
         longest = min(settings.max_length, base.context_length, corpus.longest)
         mean = max(1, min(longest, corpus.tokens // corpus.answers))
         # A pack is assumed to hold as many mean responses as fit.
@@ -72,12 +77,12 @@ class BatchShape:
         length = max(labels + 2, answers_per_row * mean)
         longest = max(longest, settings.pack_length or 0, length)
         rows = min(settings.batch_size, ceil(corpus.answers / answers_per_row))
-        return cls(rows, length, longest, min(settings.anchors_per_sequence, length), answers_per_row)
+        return cls(ceil(rows / world), rows, length, longest, min(settings.anchors_per_sequence, length), answers_per_row)
 
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """Operations and memory of training a drafter on the meta device."""
+    """Operations and memory of training a drafter on the meta device, for each of the processes that share it."""
 
     shape: BatchShape
     frames: int
@@ -85,11 +90,15 @@ class TrainingCost:
     online_reading: float  # of the base per batch, with hidden_states=online
     corpus_reading: float  # of the base over the whole corpus, with hidden_states=offline
     memory: StepMemory  # of a batch of the longest rows
+    batches_per_step: int
+    world: int  # processes
 
     @classmethod
-    def of(cls, base: BaseLM, drafter: DraftHead, objective: Objective, corpus: CorpusStats, settings: Any) -> Self:
+    def of(
+        cls, base: BaseLM, drafter: DraftHead, objective: Objective, corpus: CorpusStats, settings: Any, world: int = 1
+    ) -> Self:
         """Count a step on mean rows and one on the longest; for the arguments see plan_dry_run."""
-        shape, size = BatchShape.of(base, objective.labels, corpus, settings), ModelStats.of(base)
+        shape, size = BatchShape.of(base, objective.labels, corpus, settings, world), ModelStats.of(base)
         mean, largest = (
             meta_batch(base, shape.rows, length, shape.anchors, objective.labels)
             for length in (shape.length, shape.longest)
@@ -100,14 +109,19 @@ class TrainingCost:
         trained = sum(value.numel() for value in drafter.trainable_parameters())
         memory = StepMemory(size, trained, largest, saved_bytes, emission_bytes)
         online, whole = (size.prefill_flops(n, shape.length / 2) for n in (shape.rows * shape.length, corpus.tokens))
-        return cls(shape, frames, step, online, whole, memory)
+        return cls(shape, frames, step, online, whole, memory, settings.gradient_accumulation_steps, world)
 
-    def seconds(self, batches: float, rate: HardwareSpec) -> tuple[float, float] | None:
-        """Return seconds of the batches in one process, with online and offline hidden states; None without rates."""
+    def seconds(self, steps: int, rate: HardwareSpec) -> tuple[float, float] | None:
+        """Return seconds of so many steps, with online and offline hidden states; None without rates."""
+        head, reading, corpus = map(rate.seconds, (self.step, self.online_reading, self.corpus_reading))
+        update = rate.seconds(0, self.memory.trained * UPDATE_BYTES)
+        if head is None or reading is None or corpus is None or update is None:
+            return None
+        # Gradients in float32 are summed during the last backward pass, which is two thirds of the head's operations.
+        waiting = max(0.0, rate.all_reduce_seconds(4 * self.memory.trained, self.world) - head * 2 / 3)
+        stored = self.batches_per_step * head + update + waiting
         # Processes share the batches, but one of them computes the stored hidden states for all.
-        live = rate.seconds(batches * (self.step + self.online_reading))
-        stored = rate.seconds(batches * self.step + self.corpus_reading)
-        return None if live is None or stored is None else (live, stored)
+        return steps * (stored + self.batches_per_step * reading), steps * stored + corpus
 
 
 def step_flops_and_bytes(drafter: DraftHead, objective: Objective, batch: Batch) -> tuple[float, int, tuple[int, ...]]:
@@ -148,15 +162,16 @@ def plan_dry_run(
         rate: of the hardware, from which the hours follow.
         world: processes that share the batches of a step. Memory is that of each process, hours those of the run.
     """
-    cost, per_step = TrainingCost.of(base, drafter, objective, corpus, settings), settings.gradient_accumulation_steps
-    shape, memory, batches = cost.shape, cost.memory, settings.steps * per_step
-    epochs = batches * shape.rows * shape.answers_per_row / corpus.answers
+    cost = TrainingCost.of(base, drafter, objective, corpus, settings, world)
+    shape, memory, per_step = cost.shape, cost.memory, cost.batches_per_step
+    epochs = settings.steps * per_step * shape.all_rows * shape.answers_per_row / corpus.answers
+    ways_out = "lower trainer.batch_size= and raise trainer.gradient_accumulation_steps= by the same factor"
     return "\n".join(
         [
             f"drafter     {memory.trained:,} trainable parameters",
             *describe_draft_bytes(drafter, base),
             f"corpus      {corpus.answers:,} responses, {corpus.tokens:,} tokens ({corpus.source})",
-            describe_steps(settings.steps, per_step, shape.rows, shape.anchors, epochs),
+            describe_steps(settings.steps, per_step, shape.all_rows, shape.anchors, epochs),
             memory.describe_emissions(),
             f"frames      {describe_reading(objective, drafter, cost.frames)}",
             "states      0 bytes with hidden_states=online; "
@@ -165,8 +180,8 @@ def plan_dry_run(
             f"work        {cost.step:.3g} operations per batch of the head; of the base {cost.online_reading:.3g} for "
             f"{shape.rows} rows of {shape.length:,} tokens with hidden_states=online, {cost.corpus_reading:.3g} for "
             "the corpus once with offline",
-            f"memory      {memory}",
-            f"time        {describe_hours(cost.seconds(batches / world, rate), rate, world)}",
+            f"memory      {memory}{rate.describe_fit(sum(memory.parts().values()), ways_out)}",
+            f"time        {describe_hours(cost.seconds(settings.steps, rate), rate, world)}",
         ]
     )
 

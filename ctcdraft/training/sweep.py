@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from ctcdraft.io import write_text
-from ctcdraft.progress import format_minutes
 from ctcdraft.renamed import current, current_key
 
 FAILURE_FILE = "failed.json"
@@ -35,18 +34,19 @@ class Job:
     loss: float | None  # of the last step
     # Time of all steps, `processor` and `wall`; empty for runs that did not log it.
     seconds_by_clock: Mapping[str, float] = field(default_factory=dict)
+    status: str = "complete"
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A job that failed."""
+class Unmeasured:
+    """A job that has failed, or was not validated yet."""
 
     name: str
     values: Mapping[str, Any]
-    reason: str  # one sentence
+    status: str
 
 
-def setting(job: Job | Failure, keys: Sequence[str]) -> tuple[Any, ...]:
+def setting(job: Job | Unmeasured, keys: Sequence[str]) -> tuple[Any, ...]:
     return tuple(job.values.get(key) for key in keys)
 
 
@@ -59,12 +59,12 @@ def forget_failure(folder: Path) -> None:
     (folder / FAILURE_FILE).unlink(missing_ok=True)
 
 
-def read_failure(folder: Path) -> Failure | None:
-    try:
+def read_failure(folder: Path) -> Unmeasured | None:
+    with contextlib.suppress(OSError, ValueError, KeyError):
         content = json.loads((folder / FAILURE_FILE).read_text())
-        return Failure(folder.name, {current_key(key): v for key, v in content["values"].items()}, content["reason"])
-    except (OSError, ValueError, KeyError):
-        return None
+        values = {current_key(key): value for key, value in content["values"].items()}
+        return Unmeasured(folder.name, values, f"failed: {content['reason']}")
+    return None
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -79,21 +79,42 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def read_job(folder: Path) -> Job | None:
     """Return the run in a folder; None if there is none, or it was never validated."""
+    job = read_run(folder)
+    return job if isinstance(job, Job) else None
+
+
+def read_run(folder: Path) -> Job | Unmeasured | None:
+    """Return the run in a folder, which may have failed; None if there is none."""
     lines = read_metrics(folder)
     taus = [line["tau"] for line in lines if "tau" in line]
     try:
         values = flatten_config(current(yaml.safe_load((folder / "config.yaml").read_text())))
     except (OSError, ValueError, yaml.YAMLError):
         return None
+    steps = values.get("trainer.steps", 0)
+    status = "complete" if len(lines) >= steps else f"{len(lines)} of {steps} steps"
     if not taus:
-        return None
-    command = folder / "command.txt"
-    command_line = command.read_text().strip() if command.is_file() else ""
-    clocks: dict[str, list[Any]] = {
-        clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")
-    }
-    totals = {clock: sum(each) for clock, each in clocks.items() if None not in each}
-    return Job(folder.name, values, command_line, len(lines), max(taus), lines[-1].get("loss"), totals)
+        return Unmeasured(folder.name, values, status)
+    command = (folder / "command.txt").read_text().strip() if (folder / "command.txt").is_file() else ""
+    seconds = {clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")}
+    totals = {clock: sum(each) for clock, each in seconds.items() if None not in each}
+    return Job(folder.name, values, command, len(lines), max(taus), lines[-1].get("loss"), totals, status)
+
+
+def read_cells(folder: Path) -> tuple[list[Job], list[Unmeasured]]:
+    """Return the validated jobs in the folder of a sweep, best first, and the others by name."""
+    cells = [read_failure(run) or read_run(run) for run in sorted(folder.glob("*/"))]
+    jobs = sorted((cell for cell in cells if isinstance(cell, Job)), key=lambda job: (-job.tau, job.name))
+    return jobs, [cell for cell in cells if isinstance(cell, Unmeasured)]
+
+
+def describe_unfinished(folder: Path) -> list[str]:
+    """Return a line per job of a sweep that is not complete, and one that counts them; none if all are."""
+    cells = {cell.name: cell.status for group in read_cells(folder) for cell in group}
+    # Hydra makes the folder of a job before the job writes into it.
+    empty = {path.name: "0 steps" for path in folder.glob("*/") if path.name.isdecimal() and path.name not in cells}
+    lines = [f"job {name}: {status}" for name, status in sorted({**empty, **cells}.items()) if status != "complete"]
+    return [*lines, f"{len(lines)} of {len(cells) + len(empty)} jobs are not complete"] if lines else []
 
 
 def flatten_config(node: Any, above: str = "") -> dict[str, Any]:
@@ -105,12 +126,13 @@ def flatten_config(node: Any, above: str = "") -> dict[str, Any]:
     }
 
 
-def swept_keys(jobs: Sequence[Job | Failure]) -> list[str]:
+def swept_keys(jobs: Sequence[Job | Unmeasured]) -> list[str]:
     """Return the keys in which jobs differ; of keys that determine each other, the one with the shortest name."""
     differing: list[str] = []
     for key in sorted({key for job in jobs for key in job.values}, key=lambda key: (len(key), key)):
-        column = [job.values.get(key) for job in jobs]
-        alike = any(determine_each_other(column, [job.values.get(other) for job in jobs]) for other in differing)
+        holders = [job for job in jobs if key in job.values]  # a failed trial of a search has the searched keys alone
+        column = [job.values[key] for job in holders]
+        alike = any(determine_each_other(column, [job.values.get(other) for job in holders]) for other in differing)
         if key.split(".")[0] not in LOCATION_KEYS and len(set(column)) > 1 and not alike:
             differing.append(key)
     return sorted(differing)
@@ -123,27 +145,24 @@ def determine_each_other(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 def write_table(folder: Path) -> list[Job]:
     """Write sweep.csv, sweep.md and sweep.svg of all jobs in a folder; return those that were validated."""
-    failures = [failure for path in sorted(folder.glob(f"*/{FAILURE_FILE}")) if (failure := read_failure(path.parent))]
-    failed = {failure.name for failure in failures}
-    candidates = (read_job(path.parent) for path in folder.glob("*/config.yaml") if path.parent.name not in failed)
-    jobs = sorted((job for job in candidates if job is not None), key=lambda job: (-job.tau, job.name))
-    if jobs or failures:
-        keys = swept_keys([*jobs, *failures])
-        write_text(folder / "sweep.csv", csv_table(jobs, keys, failures))
-        write_text(folder / "sweep.md", markdown_page(jobs, keys, failures))
+    jobs, others = read_cells(folder)
+    if jobs or others:
+        keys = swept_keys([*jobs, *others])
+        write_text(folder / "sweep.csv", csv_table(jobs, keys, others))
+        write_text(folder / "sweep.md", markdown_page(jobs, keys, others))
     if jobs:
         write_text(folder / "sweep.svg", svg_plot(jobs, [key for key in swept_keys(jobs) if key != "seed"]))
     return jobs
 
 
-def csv_table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
+def csv_table(jobs: Sequence[Job], keys: Sequence[str], others: Sequence[Unmeasured]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["job", *keys, "tau", "loss", "steps", *(["failed"] if failures else [])])  # most sweeps have none
+    writer.writerow(["job", *keys, "tau", "loss", "steps", "status"])
     for job in jobs:
-        writer.writerow([job.name, *setting(job, keys), job.tau, job.loss, job.steps, *([""] if failures else [])])
-    for failure in failures:
-        writer.writerow([failure.name, *setting(failure, keys), "", "", "", failure.reason])
+        writer.writerow([job.name, *setting(job, keys), job.tau, job.loss, job.steps, job.status])
+    for other in others:
+        writer.writerow([other.name, *setting(other, keys), "", "", "", other.status])
     return text.getvalue()
 
 
@@ -156,8 +175,8 @@ def tau_by_seed(same: Sequence[Job]) -> list[float]:
     return [statistics.mean(taus) for taus in seeds.values()]
 
 
-def markdown_page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
-    """Return a table with one row per setting over its seeds, then one per failed job."""
+def markdown_page(jobs: Sequence[Job], keys: Sequence[str], others: Sequence[Unmeasured]) -> str:
+    """Return a table with one row per setting over its seeds, then one per job that was not validated."""
     named = [key for key in keys if key != "seed"]
     settings: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
@@ -178,8 +197,8 @@ def markdown_page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[F
         names = " ".join(sorted(job.name for job in same))
         cells = [*map(str, values), f"{statistics.mean(taus):.3f}", spread, str(len(taus)), loss, names]
         lines.append("| " + " | ".join(cells) + " |")
-    for failure in failures:
-        cells = [*map(str, setting(failure, named)), f"failed: {failure.reason}", "", "0", "", failure.name]
+    for other in others:
+        cells = [*map(str, setting(other, named)), other.status, "", "0", "", other.name]
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     if jobs:
         conclusion = describe_best_setting([tau_by_seed(same) for _, same in ranked])
@@ -229,22 +248,3 @@ def svg_plot(jobs: Sequence[Job], keys: Sequence[str]) -> str:
         parts += [f'<text x="{left - 6}" y="{y(t) + 3:.1f}" text-anchor="end">{t:.2f}</text>' for t in (low, high)]
         parts.append(f'<text x="{left}" y="{edge - 14}">tau, by {escape(key)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-class RemainingTime:
-    """Remaining time of a sweep with `jobs` runs at a time: unfinished runs times the mean time of those that ran."""
-
-    def __init__(self, runs: int, jobs: int = 1) -> None:
-        self.runs, self.jobs = runs, jobs
-        self._ended: list[float | None] = []  # an append is atomic: trials end in threads
-
-    def run_ended(self, seconds: float | None) -> str:
-        """Count a run and describe the rest. seconds: None for a run that failed or had nothing to do."""
-        self._ended.append(seconds)
-        ended = list(self._ended)
-        measured, left = [each for each in ended if each is not None], self.runs - len(ended)
-        count = f"{len(ended)} of {self.runs} done"
-        if left <= 0 or not measured:
-            return count
-        seconds_left = statistics.mean(measured) * left / min(self.jobs, left)
-        return f"{count}, about {format_minutes(seconds_left)} for the remaining {left}"

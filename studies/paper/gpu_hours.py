@@ -86,7 +86,7 @@ class GpuHoursPlanner:
             drafter = build_drafter(config.drafter, sizes).eval()
         objective, corpus_stats = instantiate(config.objective), CorpusStats.from_work(self.counts)
         cost, size = TrainingCost.of(sizes, drafter, objective, corpus_stats, config.trainer), ModelStats.of(sizes)
-        seconds = cost.seconds(config.trainer.steps * config.trainer.gradient_accumulation_steps, self.rate)
+        seconds = cost.seconds(config.trainer.steps, self.rate)
         answers = self.counts.hours(size, config.answers.batch_size, self.rate)
         most = compose_config("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens
         evaluated = self.evaluation_counts(benchmark, most)

@@ -19,7 +19,7 @@ from ctcdraft.models.meta import meta_base_if_absent
 from ctcdraft.models.stats import ModelStats
 from ctcdraft.objectives.compatibility import describe_unused_layers
 from ctcdraft.objectives.ctc import CTC
-from ctcdraft.planning.dry_run import CorpusStats, meta_batch, plan_dry_run, step_flops_and_bytes
+from ctcdraft.planning.dry_run import CorpusStats, TrainingCost, meta_batch, plan_dry_run, step_flops_and_bytes
 from ctcdraft.planning.training import StepMemory, count_saved_bytes
 
 
@@ -97,20 +97,46 @@ def test_accumulated_batches_and_packs_are_counted():
     assert "(4 rows of 100 tokens)" in packs
 
 
-def test_hours_are_those_of_the_batches_of_one_process():
-    """Eight processes with eight batches per step take as long as one with one; one process reads the corpus."""
+def test_hours_are_those_of_the_rows_of_one_process():
+    """Two processes with twice the rows take as long as one; one process reads the corpus; memory is for its rows."""
     base, head = meta_head()
     stats, rate = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
     alone = plan_dry_run(base, head, CTC(3), stats, Trainer, rate)
-    eight = type("Trainer", (Trainer,), {"gradient_accumulation_steps": 8})
-    shared, unshared = (
-        plan_dry_run(base, head, CTC(3), stats, eight, rate, world=8),
-        plan_dry_run(base, head, CTC(3), stats, eight, rate),
-    )
-    assert [time_of(plan) for plan in (shared, alone)] == [time_of(alone)] * 2
-    assert time_of(unshared)[0] == pytest.approx(8 * time_of(alone)[0], rel=0.01)
-    assert "with offline, shared by 8 processes, at 1e+06 FLOP/s" in shared
-    assert "100 of 8 x 4 rows x 8 anchors, 64.0 epochs" in shared  # of all processes together
+    twice = type("Trainer", (Trainer,), {"batch_size": 8, "gradient_accumulation_steps": 2})
+    shared, unshared = (plan_dry_run(base, head, CTC(3), stats, twice, rate, world=world) for world in (2, 1))
+    assert time_of(shared)[0] == pytest.approx(2 * time_of(alone)[0], rel=0.01)
+    assert time_of(unshared)[0] == pytest.approx(4 * time_of(alone)[0], rel=0.01)
+    assert "with offline, shared by 2 processes, at 1e+06 FLOP/s" in shared
+    assert "100 of 2 x 8 rows x 8 anchors, 32.0 epochs" in shared  # of all processes together
+    assert "(4 rows of 40 tokens)" in shared
+    assert "(8 rows of 40 tokens)" in unshared
+
+
+def test_the_update_and_the_sum_of_the_gradients_take_time():
+    """Per step: 92 bytes of memory per parameter, and what a ring sends beyond the time of the backward pass."""
+    base, head = meta_head()
+    stats = CorpusStats(answers=50, tokens=1500, longest=60, source="counted")
+    cost = TrainingCost.of(base, head, CTC(3), stats, Trainer, world=4)
+    trained = sum(value.numel() for value in head.trainable_parameters())
+    fast = cost.seconds(10, HardwareSpec(1e30, 1e6))
+    assert fast == pytest.approx((10 * trained * 92 / 1e6,) * 2)
+    slow = cost.seconds(10, HardwareSpec(1e30, 1e6, link=1e5))
+    assert slow[0] - fast[0] == pytest.approx(10 * 2 * 3 / 4 * 4 * trained / 1e5)
+    backward = cost.step * 2 / 3  # seconds at 1 FLOP/s
+    hidden = cost.seconds(10, HardwareSpec(1.0, None, link=1.5 * 4 * trained / backward))
+    assert hidden == pytest.approx(cost.seconds(10, HardwareSpec(1.0, None)))
+
+
+def test_the_plan_says_whether_a_card_is_large_enough():
+    base, head = meta_head()
+    stats = CorpusStats(answers=50, tokens=1500, longest=60, source="counted")
+    ends = [
+        next(line for line in plan_dry_run(base, head, CTC(3), stats, Trainer, rate).splitlines() if "memory " in line)
+        for rate in (HardwareSpec(None, None), HardwareSpec(None, None, 1e9), HardwareSpec(None, None, 1e5))
+    ]
+    assert ends[0].endswith("(4 rows of 40 tokens)")
+    assert ends[1].endswith("; fits a card of 1.0 GB")
+    assert "; DOES NOT FIT a card of 100.0 kB: lower trainer.batch_size= and raise" in ends[2]
 
 
 def time_of(plan):

@@ -9,24 +9,29 @@ from pathlib import Path
 
 import pytest
 
+from ctcdraft import devices
 from ctcdraft.errors import InputError
 from ctcdraft.training import search as searching
-from ctcdraft.training.search import Interval, run_search
+from ctcdraft.training.search import run_search
+from ctcdraft.training.trials import Interval
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRIAL = """
 import json, os, sys, time
 from pathlib import Path
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-run = Path(given["run"]); run.mkdir()
+if "resume" in given: given |= {"run": given["resume"], "x": "2"}
+run = Path(given["run"]); run.mkdir(exist_ok="resume" in given)
 (run / "config.yaml").write_text("x: " + given["x"])
 tau = 3 - (float(given["x"]) - 2) ** 2
 for step in range(1, 4):
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": step, "tau": tau * step / 3}) + "\\n")
     time.sleep(0.02)
-if "slow" in given: time.sleep(60)
+    if "killed" in given: (run / "resume-1.pt").touch(); os.kill(os.getpid(), 9)
+if "slow" in given: time.sleep(float(given["slow"]))
 if "count" in given: Path(given["count"]).open("a").write(given["run"] + "\\n")
+(run / "gpu").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
 (run / "names").write_text(os.environ["WANDB_NAME"] + " of " + os.environ["WANDB_RUN_GROUP"])
 """
 
@@ -42,10 +47,11 @@ def command(tmp_path, monkeypatch):
 
 
 def test_a_search_finds_the_best_value_and_continues(tmp_path, command):
+    """trials= is the number of all trials: a finished search gets no more."""
     space, lines = {"x": Interval(0, 4, False, whole=True)}, []
     first = run_search(command, tmp_path / "run", space, trials=3, jobs=1, seed=0, log=lines.append)
-    second = run_search(command, tmp_path / "run", space, trials=5, jobs=2, seed=0, log=lines.append)
-    assert first <= second == 3.0
+    second = run_search(command, tmp_path / "run", space, trials=8, jobs=2, seed=0, log=lines.append)
+    assert first <= second == run_search(command, tmp_path / "run", space, 8, 2, 0, log=lines.append) == 3.0
     assert len(lines) == 8
     again = [re.fullmatch(r"trial \d: x=(\d)  is trial (\d) again and was not run; .*", line) for line in lines]
     ran = {re.match(r"trial (\d): (x=\d)  tau", line)[1]: line for line in lines if "tau" in line}
@@ -54,7 +60,43 @@ def test_a_search_finds_the_best_value_and_continues(tmp_path, command):
     assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == sorted(ran)
     assert "x" in (tmp_path / "run" / "sweep.csv").read_text().splitlines()[0]
     with pytest.raises(InputError, match=r"study\.log is a search over other values .*; choose another run="):
-        run_search(command, tmp_path / "run", {"x": [1, 2]}, trials=1, jobs=1, seed=0)
+        run_search(command, tmp_path / "run", {"x": [1, 2]}, trials=9, jobs=1, seed=0)
+
+
+def test_a_trial_that_was_killed_is_finished_from_its_checkpoint(tmp_path, command):
+    """The parent of a trial that is killed is usually killed with it: the trial stays begun in the study."""
+    lines, run, space = [], tmp_path / "run", {"x": [2]}
+    with pytest.raises(InputError, match=r"none of 1 trials finished; .* 0 failed or were killed, .*0\.log; the same"):
+        run_search([*command, "killed=1"], run, space, trials=1, jobs=1, seed=0, log=lines.append)
+    assert "failed: status -9" in (run / "sweep.csv").read_text()
+    assert run_search([*command, "killed=1"], run, space, trials=1, jobs=1, seed=0, log=lines.append) == 3.0
+    assert [path.name for path in run.iterdir() if path.is_dir()] == ["0"], "no new trial"
+    assert f"trial.py resume={run / '0'}" in (run / "0.log").read_text()
+    assert (run / "sweep.csv").read_text().splitlines()[1].endswith("complete")
+    with searching.exclusive_search(run), pytest.raises(InputError, match="is searched by another process"):
+        run_search(command, run, space, trials=1, jobs=1, seed=0)
+
+
+def test_a_failed_trial_is_tried_again_with_its_values(tmp_path, command):
+    lines, run, space, flag = [], tmp_path / "run", {"x": Interval(0, 4, False, whole=False)}, tmp_path / "flag"
+    fails = command[1].replace("trial.py", "fails.py")
+    Path(fails).write_text(f"if not __import__('os').path.exists({str(flag)!r}): raise SystemExit(3)\n{TRIAL}")
+    for _ in range(2):
+        with pytest.raises(InputError, match="none of 2 trials finished"):
+            run_search([command[0], fails], run, space, 2, 1, 0, log=lines.append)
+    flag.touch()
+    run_search([command[0], fails], run, space, 2, 1, 0, log=lines.append)
+    assert len({line.split("  ")[0].partition(": ")[2] for line in lines}) == 2, "two values, three times each"
+    assert [line.partition(":")[0] for line in lines] == [f"trial {number}" for number in range(6)]
+
+
+def test_trials_have_a_gpu_each(tmp_path, command, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr(devices.tempfile, "tempdir", str(tmp_path))
+    run_search([*command, "slow=1"], tmp_path / "run", {"x": Interval(0, 4, False, whole=False)}, 2, 2, 0, print)
+    assert sorted((tmp_path / "run" / trial / "gpu").read_text() for trial in "01") == ["4", "7"]
+    run_search([*command, "device=cuda:1"], tmp_path / "chosen", {"x": [2]}, 1, 1, 0, print)
+    assert (tmp_path / "chosen" / "0" / "gpu").read_text() == "4,7"
 
 
 def test_a_search_prints_the_remaining_time(tmp_path, command):
@@ -106,7 +148,7 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, command):
         study.add_trial(optuna.trial.create_trial(value=tau, intermediate_values={1: tau}))
     (tmp_path / "behind").mkdir()
     folder = tmp_path / "behind" / "0"
-    status, tau, pruned = searching.run_trial([*command, "x=0", "slow=yes", f"run={folder}"], folder, study.ask())
+    status, tau, pruned = searching.run_trial([*command, "x=0", "slow=60", f"run={folder}"], folder, study.ask())
     assert (status, pruned) == (-15, True)
     assert tau <= 0
 

@@ -8,8 +8,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from ctcdraft.progress import RemainingTime
 from ctcdraft.training.sweep import (
-    RemainingTime,
+    describe_unfinished,
     flatten_config,
     forget_failure,
     read_job,
@@ -19,12 +20,12 @@ from ctcdraft.training.sweep import (
 )
 
 
-def write_run(folder, name, taus, frames, rate, seed=0, extra=""):
+def write_run(folder, name, taus, frames, rate, seed=0, extra="", steps=1):
     run = folder / name
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(
         f"run: {folder}\nseed: {seed}\ndrafter: {{frames: {frames}, body: {{slots: {frames}}}}}\n"
-        f"trainer: {{learning_rate: {rate}, betas: [0.9, 0.95]}}\n{extra}"
+        f"trainer: {{learning_rate: {rate}, betas: [0.9, 0.95], steps: {steps}}}\n{extra}"
     )
     lines = [{"step": step, "loss": 9 - tau, "tau": tau} for step, tau in enumerate(taus, 1)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -40,12 +41,11 @@ def test_the_table_ranks_settings_and_gives_the_noise(tmp_path):
     write_run(tmp_path, "1", [2.2, 2.0], 6, 0.001)  # the best validation counts, not the last
     write_run(tmp_path, "2", [2.0], 6, 0.001, seed=1)
     write_run(tmp_path, "3", [1.9], 8, 0.003)
-    (tmp_path / "4").mkdir()  # a job that has just started
-    (tmp_path / "4" / "config.yaml").write_text("seed: 0\n")
+    write_run(tmp_path, "4", [], 8, 0.003)  # a job that has just started
     jobs = write_table(tmp_path)
     assert [job.name for job in jobs] == ["1", "2", "3", "0"]
     rows = csv_rows(tmp_path)
-    assert list(rows[0]) == ["job", "drafter.frames", "seed", "trainer.learning_rate", "tau", "loss", "steps"]
+    assert list(rows[0]) == ["job", "drafter.frames", "seed", "trainer.learning_rate", "tau", "loss", "steps", "status"]
     assert rows[0] | {"tau": "2.2"} == rows[0]
     page = (tmp_path / "sweep.md").read_text()
     assert "| 6 | 0.001 | 2.100 | 0.141 | 2 | 7.000 | 1 2 |" in page
@@ -95,6 +95,25 @@ def test_a_seed_that_was_run_twice_is_one_seed(tmp_path):
     assert "standard deviation over seeds 0.283, of that difference 0.346" in page
 
 
+def test_the_jobs_that_are_not_complete_are_named(tmp_path):
+    """Job 1 was stopped after a validation, 2 before one, 3 failed, and 4 had only its folder."""
+    write_run(tmp_path, "0", [1.0, 1.5], 4, 0.001, steps=2)
+    assert describe_unfinished(tmp_path) == []
+    write_run(tmp_path, "1", [1.0], 6, 0.001, steps=2)
+    write_run(tmp_path, "2", [], 8, 0.001, steps=2)
+    write_failure(tmp_path / "3", read_job(tmp_path / "0").values, "2 frames")
+    (tmp_path / "4").mkdir()
+    assert describe_unfinished(tmp_path) == [
+        "job 1: 1 of 2 steps", "job 2: 0 of 2 steps", "job 3: failed: 2 frames", "job 4: 0 steps",
+        "4 of 5 jobs are not complete",
+    ]  # fmt: skip
+    assert [job.name for job in write_table(tmp_path)] == ["0", "1"]
+    assert {row["job"]: row["status"] for row in csv_rows(tmp_path)} == {
+        "0": "complete", "1": "1 of 2 steps", "2": "0 of 2 steps", "3": "failed: 2 frames"
+    }  # fmt: skip
+    assert "| 8 | 0 of 2 steps |  | 0 |  | 2 |" in (tmp_path / "sweep.md").read_text()
+
+
 def test_a_job_that_failed_has_its_reason_in_the_table(tmp_path):
     write_run(tmp_path, "0", [1.5], 4, 0.001)
     values = read_job(tmp_path / "0").values
@@ -106,8 +125,8 @@ def test_a_job_that_failed_has_its_reason_in_the_table(tmp_path):
     assert r"| 2 | failed: 2 frames \| 3 labels |  | 0 |  | 1 |" in page
     assert "| 8 | failed: the gradient is nan |  | 0 |  | 2 |" in page
     rows = {row["job"]: row for row in csv_rows(tmp_path)}
-    assert [(rows[job]["drafter.frames"], rows[job]["tau"], rows[job]["failed"]) for job in "012"] == [
-        ("4", "1.5", ""), ("2", "", "2 frames | 3 labels"), ("8", "", "the gradient is nan"),
+    assert [(rows[job]["drafter.frames"], rows[job]["tau"], rows[job]["status"]) for job in "012"] == [
+        ("4", "1.5", "complete"), ("2", "", "failed: 2 frames | 3 labels"), ("8", "", "failed: the gradient is nan"),
     ]  # fmt: skip
     forget_failure(tmp_path / "2")
     assert [job.name for job in write_table(tmp_path)] == ["2", "0"]
