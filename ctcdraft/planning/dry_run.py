@@ -102,11 +102,13 @@ class TrainingCost:
         online, whole = (size.prefill_flops(n, shape.length / 2) for n in (shape.rows * shape.length, corpus.tokens))
         return cls(shape, frames, step, online, whole, memory)
 
-    def seconds(self, batches: float, rate: HardwareSpec) -> tuple[float, float] | None:
-        """Return seconds of the batches in one process, with online and offline hidden states; None without rates."""
-        # Processes share the batches, but one of them computes the stored hidden states for all.
-        live = rate.seconds(batches * (self.step + self.online_reading))
-        stored = rate.seconds(batches * self.step + self.corpus_reading)
+    def seconds(self, batches: float, rate: HardwareSpec, world: int = 1) -> tuple[float, float] | None:
+        """Return seconds of the batches that processes share, with online and offline hidden states.
+
+        None without rates.
+        """
+        live = rate.seconds(batches * (self.step + self.online_reading) / world)
+        stored = rate.seconds((batches * self.step + self.corpus_reading) / world)
         return None if live is None or stored is None else (live, stored)
 
 
@@ -166,7 +168,7 @@ def plan_dry_run(
             f"{shape.rows} rows of {shape.length:,} tokens with hidden_states=online, {cost.corpus_reading:.3g} for "
             "the corpus once with offline",
             f"memory      {memory}",
-            f"time        {describe_hours(cost.seconds(batches / world, rate), rate, world)}",
+            f"time        {describe_hours(cost.seconds(batches, rate, world), rate, world)}",
         ]
     )
 

@@ -82,7 +82,7 @@ class Trainer:
             raise InputError(f"{error}; {newest}") from error
 
     def take_steps(self, loggers: Sequence[Logger], clock: Callable[[], float], received: list[Any]) -> float:
-        self.distributed.main_process_first(self.batches.hidden_states.precompute)
+        self.batches.hidden_states.precompute(self.distributed)
         saved_at, steps, last, stopped = monotonic(), self.settings.steps, False, False
         disable = None if self.distributed.is_main else True  # None: tqdm shows no bar unless stderr is a terminal
         metrics: dict[str, Any] = {}
