@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -84,9 +85,11 @@ class Filling:
         if any(held[lead] != shards for lead in leads):
             self.processes.in_turn(lambda: self.folder.make_room(self.size, self.limit), leading)
         somewhere = set().union(*held.values())
+        # gloo also where processes compute on GPUs: files are read into host memory.
+        group = torch.distributed.new_group(backend="gloo") if len(leads) > 1 else None
         for lead in leads:
             for number in sorted(somewhere - held[lead]):
-                self.copy(number, next(one for one in leads if number in held[one]), lead)
+                self.copy(number, next(one for one in leads if number in held[one]), lead, group)
         missing = sorted(shards - somewhere)
         disable = None if self.processes.is_main else True
         with tqdm(total=len(missing), desc="storing states", unit=" shards", disable=disable) as bar:
@@ -97,7 +100,7 @@ class Filling:
                 for source, number in enumerate(numbers):
                     for lead in leads:
                         if lead != disks[source]:
-                            self.copy(number, source, lead)
+                            self.copy(number, source, lead, group)
                 bar.update(len(numbers))
         self.processes.in_turn(self.folder.mark_complete, leading and not self.folder.is_complete())
 
@@ -105,29 +108,29 @@ class Filling:
         """Compute the first of these shards, and write it."""
         self.folder.write(numbers[0], self.compute(numbers[0]))
 
-    def copy(self, number: int, source: int, target: int) -> None:
+    def copy(self, number: int, source: int, target: int, group: Any) -> None:
         """Copy a shard from the disk of one process to that of another; all others return at once."""
         file = self.folder.files[number]
         if self.processes.rank == source:
-            send_file(file, target)
+            send_file(file, target, group)
         elif self.processes.rank == target:
-            atomic_write(file, lambda draft: receive_file(draft, source))
+            atomic_write(file, lambda draft: receive_file(draft, source, group))
 
 
-def send_file(file: Path, target: int) -> None:
+def send_file(file: Path, target: int, group: Any) -> None:
     """Send a file to another process, which calls `receive_file`."""
     with lost_process(), file.open("rb") as stream:
-        torch.distributed.send(torch.tensor([file.stat().st_size]), target)
+        torch.distributed.send(torch.tensor([file.stat().st_size]), target, group)
         while chunk := stream.read(COPIED_BYTES):
-            torch.distributed.send(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), target)
+            torch.distributed.send(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), target, group)
 
 
-def receive_file(file: Path, source: int) -> None:
+def receive_file(file: Path, source: int, group: Any) -> None:
     left = torch.zeros(1, dtype=torch.long)
     with lost_process(), file.open("wb") as stream:
-        torch.distributed.recv(left, source)
+        torch.distributed.recv(left, source, group)
         while left > 0:
             chunk = torch.empty(min(int(left), COPIED_BYTES), dtype=torch.uint8)
-            torch.distributed.recv(chunk, source)
+            torch.distributed.recv(chunk, source, group)
             stream.write(chunk.numpy().tobytes())
             left -= len(chunk)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, PrefetchingBatches
-from ctcdraft.distributed import LostProcessError
+from ctcdraft.distributed import LostProcessError, lost_process
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss, Objective, step_metrics
@@ -74,7 +74,8 @@ class Trainer:
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; return the best mean acceptance length (tau) of all validations."""
         try:
-            with catch_signals() as received:
+            # All of it: ZeRO's collective operations are not those of `Distributed`.
+            with lost_process(), catch_signals() as received:
                 return self.take_steps(loggers, clock, received)
         except LostProcessError as error:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the other processes; the sentence comes first

@@ -188,7 +188,7 @@ def run_job(folders, torchrun=False, **case):
         for rank, folder in enumerate(folders[:1] if torchrun else folders)
     ]
     try:
-        errors = [job.communicate(timeout=280)[1] for job in jobs if case.get("signal") != "SIGSTOP" or job is jobs[0]]
+        errors = [job.communicate(timeout=900)[1] for job in jobs if case.get("signal") != "SIGSTOP" or job is jobs[0]]
     finally:
         for job in jobs:
             job.kill()

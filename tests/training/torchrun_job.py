@@ -61,7 +61,10 @@ def curve(dtype: str, objective: str, accumulate: int, processes=ALONE) -> dict[
 
 
 def train(case: dict, peers) -> None:
-    """Train or resume a run in a folder; at step `kill_at` process `victim` sends itself a signal."""
+    """Train or resume a run in a folder.
+
+    Process `victim` sends itself a signal when it calls `kill_in` with `kill_at` steps done.
+    """
     base, run = random_base(context=64), RunDirectory(Path(case["folder"]))
     how = {}
     if "stage" in case:
@@ -74,14 +77,17 @@ def train(case: dict, peers) -> None:
     one.restore()
     if peers.is_main and not run.config.exists():
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    batch = one.batches.batch
+    if peers.rank == case.get("victim", 1) and "kill_at" in case:
+        owner, name = {"batch": (one.batches, "batch"), "validate": (one.validation, "metrics"),
+                       "save": (one.engine, "state_dict")}[case.get("kill_in", "batch")]  # fmt: skip
+        real = getattr(owner, name)
 
-    def batch_or_death(number: int):
-        if (peers.rank, one.step) == (case.get("victim", 1), case.get("kill_at")):
-            os.kill(os.getpid(), signal.Signals[case.get("signal", "SIGKILL")])
-        return batch(number)
+        def call_or_death(*arguments):
+            if one.step == case["kill_at"]:
+                os.kill(os.getpid(), signal.Signals[case.get("signal", "SIGKILL")])
+            return real(*arguments)
 
-    one.batches.batch = batch_or_death
+        object.__setattr__(owner, name, call_or_death)  # the validation is frozen
     one.fit([JsonlLogger(run.metrics, one.step)] if peers.is_main else [])
     weights = [value.detach() for value in one.drafter.trainable_parameters()]
     for other in peers.all_gather_object(weights):
