@@ -90,7 +90,7 @@ def read(options: argparse.Namespace, store: Path) -> None:
         start = time.perf_counter()
         states.precompute()
         written = time.perf_counter() - start
-        bytes_of[name] = sum(file.stat().st_size for file in store.glob(f"{name}/*.safetensors"))
+        bytes_of[name] = sum(file.stat().st_size for file in store.glob(f"{name}/*/*.safetensors"))
         rates = [rate(partial(stored_rows, states), rows, seed, None) for seed in range(options.repeats)]
         a_token = bytes_of[name] / tokens
         print(

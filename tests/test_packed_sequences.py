@@ -203,6 +203,7 @@ def test_other_texts_of_a_pack_change_nothing(case, tmp_path):
 def test_stored_hidden_states_are_packed(precision, tmp_path):
     base = random_base(context=CONTEXT)
     stored = packs(base, 3, partial(OfflineHiddenStates, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0))
+    stored.hidden_states.precompute()
     live = packs(base, 3)
     for step in range(4):
         one, other = stored.batch(step), live.batch(step)

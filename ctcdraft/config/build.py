@@ -17,13 +17,14 @@ from ctcdraft.config.allowed import read_run_config
 from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.batches import Batches, PrefetchingBatches, first_fit_packing, one_per_row
-from ctcdraft.corpus.hidden_states import compute_hidden_states
+from ctcdraft.corpus.hidden_states import compute_hidden_states, refuse_over_limit
 from ctcdraft.corpus.token_store import refuse_wrong_masks
 from ctcdraft.distributed import from_environment
 from ctcdraft.errors import InputError
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.planning.corpus import plan_corpus, plan_corpus_dry_run
 from ctcdraft.planning.dry_run import CorpusStats, plan_dry_run
+from ctcdraft.planning.workload import CorpusTokenCounts
 from ctcdraft.training.engine import OptimizerSettings
 from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.validation import split_held_out
@@ -118,6 +119,7 @@ def load_corpus(config: DictConfig, base: Any) -> prepared.PreparedCorpus | None
     if not prepared.is_complete(folder):
         plan = plan_corpus(base, corpus, answers, folder, prepared.SINGLE_SHARD)
         print(plan)
+        refuse_large_store(config, base, plan.work)
         if config.plan_only:
             return None
     elif not specified and (differing := prepared.differing_settings(base, corpus, answers, folder)):
@@ -126,6 +128,14 @@ def load_corpus(config: DictConfig, base: Any) -> prepared.PreparedCorpus | None
     # A complete corpus is only checked against these prompts and settings.
     prepared.prepare(base, corpus, answers, folder, {"corpus": portable_config(config.corpus)}, planned=plan)
     return prepared.read_corpus(folder, base.fingerprint())
+
+
+def refuse_large_store(config: DictConfig, base: Any, work: CorpusTokenCounts) -> None:
+    """Raise InputError where already the hidden states of the prompts are more than may be stored."""
+    states = config.hidden_states
+    if "limit_gb" in states:
+        least = min(work.user_tokens, work.prompts * config.trainer.max_length)
+        refuse_over_limit(least, work.prompts, base, states.precision, states.limit_gb, "at least ")
 
 
 def portable_config(node: Any) -> Any:
@@ -212,6 +222,7 @@ def plan_without_base(config: DictConfig) -> str | None:
     else:
         corpus, answers = instantiate(config.corpus, path=prompts), instantiate(config.answers)
         plan = plan_corpus_dry_run(meta, corpus, answers, hardware, prepared.SINGLE_SHARD)
+        refuse_large_store(config, meta.base, plan.work)
         corpus_plan, stats = str(plan), CorpusStats.from_work(plan.work)
     objective, processes = instantiate(config.objective), config.plan.get("processes") or from_environment().world_size
     training_plan = plan_dry_run(meta.base, drafter, objective, stats, config.trainer, hardware, processes)

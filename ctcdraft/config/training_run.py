@@ -192,7 +192,7 @@ def refuse_unsupported_zero3(config: DictConfig) -> None:
     if config.trainer.probe_prompts != 0:
         raise InputError(f"{together}, and validation runs in one; give trainer.probe_prompts=0")
     if get_object(config.hidden_states._target_) is not OnlineHiddenStates:
-        raise InputError(f"{together}, and hidden states are stored by one; give hidden_states=online")
+        raise InputError(f"{together}, and each process stores its own hidden states; give hidden_states=online")
     folder = resolve_corpus_paths(config)[1]
     if not prepared.is_complete(folder):
         raise InputError(

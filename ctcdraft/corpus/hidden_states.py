@@ -1,13 +1,13 @@
 """Hidden states of the corpus: computed in every step (online), or stored once and read (offline).
 
-A stored shard is named by a hash of its content (the base model's fingerprint with its auxiliary hidden-state layers,
-the dtype, the tokens, the precision). So runs that share a corpus share the store, and a changed base model never meets
-old hidden states.
+Stored shards, and their folder, are named by a hash of their content (the base model's fingerprint with its auxiliary
+hidden-state layers, the dtype, the tokens, the precision). So runs that share a corpus share the store, and a changed
+base model never meets old hidden states. A store above its limit is refused, so that none is removed and computed again
+within a run.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -16,18 +16,21 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
+from ctcdraft.corpus.shard_filling import Filling
+from ctcdraft.corpus.shard_folder import ShardFolder
+from ctcdraft.distributed import ALONE, Distributed
 from ctcdraft.errors import InputError
-from ctcdraft.io import atomic_write
+from ctcdraft.hardware import format_bytes, format_hours
 from ctcdraft.models.base_model import BaseLM
 
 
 class OnlineHiddenStates:
     """One forward pass of the base model in every step, and nothing on disk."""
+
+    on_disk = False
 
     def __init__(self, base: BaseLM, tokens: Sequence[Tensor]) -> None:
         pass
@@ -36,10 +39,10 @@ class OnlineHiddenStates:
         # The step computes them: a prefetching thread, which calls this, must not run the base model.
         return None
 
-    def precompute(self) -> None:
+    def precompute(self, processes: Distributed = ALONE) -> None:
         pass
 
-    def describe(self) -> str:
+    def describe(self, tokens_per_second: float | None = None) -> str:
         return "computed as they are needed, 0 bytes on disk"
 
 
@@ -77,99 +80,109 @@ PRECISIONS = {name: Precision(getattr(torch, name)) for name in ("float32", "bfl
 
 
 class OfflineHiddenStates:
-    """Shards of `rows` responses in `path`, written when first needed, at most `limit_gb` of them in total.
+    """Shards of `rows` conversations in a folder below `path`, computed before the first step and then only read.
 
-    A damaged shard is reported and written again. At the limit the least recently used shard is evicted, whichever run
-    wrote it.
+    Until they are, `stored_states` returns None, and a step computes its own.
     """
+
+    on_disk = True
 
     def __init__(
         self, base: BaseLM, tokens: Sequence[Tensor], path: str, precision: str, rows: int, limit_gb: float
     ) -> None:
-        if precision not in PRECISIONS:
-            raise InputError(f"hidden_states.precision must be one of {', '.join(PRECISIONS)}, got {precision}")
         self.base = base
         self.tokens = tokens
-        self.folder = Path(path)
-        self.precision = PRECISIONS[precision]
         self.limit = int(limit_gb * 1e9)
+        lengths = [len(tokens_L) for tokens_L in tokens]
+        self.token_count = sum(lengths)
+        refuse_over_limit(self.token_count, len(tokens), base, precision, limit_gb)
+        self.precision = PRECISIONS[precision]
         # Sorted by length: a shard is one batch of a forward pass, and needs little padding.
-        order = sorted(range(len(tokens)), key=lambda index: (len(tokens[index]), index))
+        order = sorted(range(len(tokens)), key=lambda index: (lengths[index], index))
         self.shard_rows = [order[start : start + rows] for start in range(0, len(order), rows)]
         self.location = {index: (n, k) for n, indices in enumerate(self.shard_rows) for k, index in enumerate(indices)}
         source = json.dumps([base.fingerprint(), str(base.dtype), precision], sort_keys=True).encode()
         keys = [content_key(source, [tokens[index] for index in shard]) for shard in self.shard_rows]
-        self.files = [self.folder / f"{key}.safetensors" for key in keys]
-        self.intact_files: set[Path] = set()  # those whose checksum this run has compared
+        self.folder = ShardFolder(Path(path) / content_key("".join(keys).encode(), []), keys)
+        self.filled = False
 
-    def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor:
+    @property
+    def bytes_per_token(self) -> int:
+        return self.precision.bytes_per_token(self.base.width * len(self.base.aux_layers))
+
+    def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
         """Return states_BLD of rows of packed sequences, right-padded, on the base model's device."""
+        if not self.filled:
+            return None
         states = [torch.cat([self.row(index) for index in pack]).to(self.base.device) for pack in packs]
         return pad_sequence(states, batch_first=True)
 
     def row(self, index: int) -> Tensor:
         """Return states_LD of one row, in float32."""
         shard, position = self.location[index]
-        file = self.files[shard]
-        if file not in self.intact_files or not file.exists():
-            self._ensure_shard(shard)
-        with safe_open(file, framework="pt") as stored:
-            return self.precision.unpack(lambda part: stored.get_tensor(f"{position}.{part}"))
+        file = self.folder.files[shard]
+        try:
+            with safe_open(file, framework="pt") as stored:
+                return self.precision.unpack(lambda part: stored.get_tensor(f"{position}.{part}"))
+        except (OSError, SafetensorError) as error:
+            sentence = f"{file} was removed or damaged after this run had begun ({error})"
+            raise InputError(f"{sentence}; resume= the run, which stores it again") from error
 
-    def precompute(self) -> None:
-        """Store all hidden states before the first step."""
-        for shard in tqdm(range(len(self.shard_rows)), desc="storing states", unit=" shards", disable=None):
-            if self.files[shard] not in self.intact_files:
-                self._ensure_shard(shard)
+    def precompute(self, processes: Distributed = ALONE) -> None:
+        """Store all hidden states that are not stored yet; the processes share the work."""
+        Filling(self.folder, self.compute_shard, self.token_count * self.bytes_per_token, self.limit, processes)()
+        self.filled = True
 
-    def describe(self) -> str:
-        """Return where they are and what they cost, for the plan."""
-        stored_shards = sum(file.exists() for file in self.files)
-        size = sum(map(len, self.tokens)) * self.precision.bytes_per_token(self.base.width * len(self.base.aux_layers))
+    def describe(self, tokens_per_second: float | None = None) -> str:
+        """Return where they are and what they cost, for the plan. tokens_per_second: of all processes together."""
+        there, shards, size = len(self.folder.present()), len(self.shard_rows), self.token_count * self.bytes_per_token
+        hours = 0.0
+        if tokens_per_second is not None:
+            hours = (1 - there / shards) * self.token_count / tokens_per_second / 3600
         return (
-            f"stored in {self.folder} as {str(self.precision.dtype).removeprefix('torch.')}, {size / 1e6:,.1f} MB "
-            f"({stored_shards:,} of {len(self.files):,} shards are there; limit {self.limit / 1e9:,.1f} GB)"
+            f"stored in {self.folder.path} as {str(self.precision.dtype).removeprefix('torch.')}, {format_bytes(size)} "
+            f"of at most {format_bytes(self.limit)}; {there:,} of {shards:,} shards are there"
+            + (f", the others take about {format_hours(hours)}" if hours else "")
         )
 
-    def _ensure_shard(self, shard: int) -> None:
-        file = self.files[shard]
-        if file.exists() and not is_intact(file):
-            print(f"{file} is damaged and is written again")
-            file.unlink()
-        if not file.exists():
-            self._write(shard)
-        file.touch()  # eviction goes by the modification time
-        self.intact_files.add(file)
-
-    def _write(self, shard: int) -> None:
+    def compute_shard(self, shard: int) -> dict[str, Tensor]:
         rows = [self.tokens[index] for index in self.shard_rows[shard]]
         with torch.autocast(self.base.device.type, enabled=False):  # runs with and without autocast share the store
             states_BLD = compute_hidden_states(self.base, pad_sequence(rows, batch_first=True))
-        tensors = {
+        return {
             f"{position}.{part}": value.contiguous().cpu()
             for position, (tokens_L, states_LD) in enumerate(zip(rows, states_BLD, strict=True))
             for part, value in self.precision.pack(states_LD[: len(tokens_L)]).items()
         }
-        self._evict(sum(value.nbytes for value in tensors.values()))
-        metadata = {"checksum": tensors_checksum(tensors)}
-        atomic_write(self.files[shard], lambda draft: save_file(tensors, draft, metadata))
 
-    def _evict(self, size: int) -> None:
-        """Remove the least recently used shards until `size` more bytes fit."""
-        if size > self.limit:
-            raise InputError(
-                f"hidden_states.limit_gb={self.limit / 1e9} is not enough for one shard of {size / 1e9:.2g} GB; "
-                "raise it, or lower hidden_states.rows"
-            )
-        stored_files = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
-        stored_bytes = sum(file.stat().st_size for file in stored_files)
-        for file in stored_files:
-            if stored_bytes + size <= self.limit:
-                return
-            stored_bytes -= file.stat().st_size
-            self.intact_files.discard(file)
-            with contextlib.suppress(FileNotFoundError):  # another run has removed it first
-                file.unlink()
+
+def refuse_over_limit(
+    tokens: int, rows: int, base: BaseLM, precision: str, limit_gb: float, estimate: str = ""
+) -> None:
+    """Raise InputError where stored hidden states of so many tokens are larger than the limit.
+
+    estimate: "at least ", where the responses do not exist yet.
+    """
+    if precision not in PRECISIONS:
+        raise InputError(f"hidden_states.precision must be one of {', '.join(PRECISIONS)}, got {precision}")
+    layers = len(base.aux_layers)
+
+    def size(precision: str = precision, layers: int = layers) -> float:
+        return tokens * PRECISIONS[precision].bytes_per_token(base.width * layers)
+
+    if size() <= limit_gb * 1e9:
+        return
+    ways = ["hidden_states=online (0 bytes)"]
+    if precision != "int8":
+        ways.append(f"hidden_states.precision=int8 ({format_bytes(size('int8'))})")
+    if layers > 1:
+        ways.append(f"base.aux_layers=[last] ({format_bytes(size(layers=1))})")
+    ways.append(f"at most {int(rows * limit_gb * 1e9 / size()):,} of the {rows:,} conversations (corpus.limit=)")
+    raise InputError(
+        f"hidden_states=offline would store {estimate}{format_bytes(size())} ({tokens:,} tokens x {layers} x "
+        f"{base.width:,} values as {precision}), more than hidden_states.limit_gb={limit_gb:g}; give "
+        f"{', '.join(ways)}, or a higher limit"
+    )
 
 
 @torch.no_grad()
@@ -184,23 +197,6 @@ def content_key(source: bytes, tokens: Sequence[Tensor]) -> str:
     for tokens_L in tokens:
         digest.update(tokens_L.to(torch.int32).numpy().tobytes() + b"\n")
     return digest.hexdigest()[:24]
-
-
-def tensors_checksum(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        # As bytes, because numpy has no bfloat16.
-        digest.update(name.encode() + tensors[name].view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def is_intact(file: Path) -> bool:
-    try:
-        with safe_open(file, framework="pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            return stored.metadata()["checksum"] == tensors_checksum(tensors)
-    except (OSError, SafetensorError, KeyError, TypeError):
-        return False
 
 
 HiddenStates = OnlineHiddenStates | OfflineHiddenStates

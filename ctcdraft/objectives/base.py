@@ -31,7 +31,7 @@ class Objective(Protocol):
     labels: S, the maximal number of labels of a window. An objective may also have `supervises`: "alignments" where a
     label may be at any frame, with blanks and repeats (CTC); "transductions" the same without merging of repeats;
     "tokens" where label k is at frame k and the blank is not trained; "states" where the first frame predicts the
-    base's next hidden state.
+    base's next hidden state; and `several_counts`, true where its value is a sum of means over different labels.
     """
 
     labels: int
@@ -92,6 +92,11 @@ class WeightedSum:
         self.weights = dict(weights)
 
     @property
+    def several_counts(self) -> bool:
+        """Whether the value is a sum of means over different labels."""
+        return len(self.parts) > 1 or any(getattr(part, "several_counts", False) for part in self.parts.values())
+
+    @property
     def supervises(self) -> str:
         """What the strictest part supervises: hidden states need an EAGLE drafter, alignments train the blank."""
         kinds = {getattr(part, "supervises", "tokens") for part in self.parts.values()}
@@ -103,7 +108,7 @@ class WeightedSum:
         losses = {name: part(emissions, batch) for name, part in self.parts.items()}
         value = torch.stack([self.weights[name] * loss.value for name, loss in losses.items()]).sum()
         metrics = {f"{name}/{key}": number for name, loss in losses.items() for key, number in loss.metrics.items()}
-        # The first part's, exact where all parts count the same labels.
+        # The first part's, which weighs the batches of a step where no other part counts (`several_counts`).
         return Loss(value, {"loss": value.detach(), **metrics}, next(iter(losses.values())).count)
 
 

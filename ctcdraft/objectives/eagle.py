@@ -68,6 +68,7 @@ class EagleCTC:
     """
 
     supervises = "states"
+    several_counts = True  # the CTC term leaves windows out
     BLANK = 0  # a token like any other in that code, so windows with it as a label are left out
 
     def __init__(self, labels: int, frames: int, hidden_states: float, tokens: float, ctc: float) -> None:

@@ -120,8 +120,7 @@ class TrainingCost:
         # Gradients in float32 are summed during the last backward pass, which is two thirds of the head's operations.
         waiting = max(0.0, rate.all_reduce_seconds(4 * self.memory.trained, self.world) - head * 2 / 3)
         stored = self.batches_per_step * head + update + waiting
-        # Processes share the batches, but one of them computes the stored hidden states for all.
-        return steps * (stored + self.batches_per_step * reading), steps * stored + corpus
+        return steps * (stored + self.batches_per_step * reading), steps * stored + corpus / self.world
 
 
 def step_flops_and_bytes(drafter: DraftHead, objective: Objective, batch: Batch) -> tuple[float, int, tuple[int, ...]]:

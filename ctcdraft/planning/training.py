@@ -52,7 +52,9 @@ def plan_training(
     Raises:
         InputError: objective and tree builder do not fit, or the corpus has no window to train on.
     """
-    batch, emissions, saved_bytes, seconds = time_step(drafter, objective, batches, engine)
+    batch, emissions, saved_bytes, (reading_seconds, seconds) = time_step(drafter, objective, batches, engine)
+    rate = batch.tokens_BL.numel() * engine.distributed.world_size / reading_seconds  # of the base model
+    seconds += 0 if batches.hidden_states.on_disk else reading_seconds
     rows, anchors, frames, _ = emissions.states_BATD.shape
     reading = describe_reading(objective, drafter, frames)
     windows, feasible = count_windows(base, objective, batches, frames)
@@ -76,7 +78,7 @@ def plan_training(
             memory.describe_emissions(),
             f"frames      {reading}",
             f"rows        {batches.describe()}",
-            f"states      {batches.hidden_states.describe()}{describe_unused_layers(base, drafter)}",
+            f"states      {batches.hidden_states.describe(rate)}{describe_unused_layers(base, drafter)}",
             f"disk        {describe_disk(trained)}; hidden states of this corpus, where they are stored: "
             f"{describe_hidden_states(tokens, size)}",
             f"memory      {memory}; this process has held {format_bytes(peak_process_bytes(base.device))} so far",
@@ -88,21 +90,26 @@ def plan_training(
 
 def time_step(
     drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine
-) -> tuple[Batch, Emissions, int, float]:
-    """Return the first batch, its emissions, bytes saved for the backward pass, and seconds of forward and backward."""
+) -> tuple[Batch, Emissions, int, tuple[float, float]]:
+    """Return the first batch, its emissions, bytes saved for the backward pass, and seconds of base model and head."""
     engine.zero_grad()
+    times = [perf_counter()]
+
+    def take_time() -> None:
+        if batches.device.type == "cuda":  # calls only launch their kernels
+            torch.cuda.synchronize()
+        times.append(perf_counter())
+
     with engine.precision():
-        batches.batch(0)  # not timed: the first call chooses kernels and writes stored hidden states
-    started = perf_counter()
-    with engine.precision():
+        batches.batch(0)  # not timed: the first call chooses kernels
+        take_time()
         batch = batches.batch(0)
+        take_time()
         (emissions, value), saved_bytes = count_saved_bytes(lambda: forward_and_loss(drafter, objective, batch))
     value.backward()
-    if batch.states_BLD.is_cuda:  # backward only launches its kernels
-        torch.cuda.synchronize()
-    seconds = perf_counter() - started
+    take_time()
     engine.zero_grad()
-    return batch, emissions, saved_bytes, seconds
+    return batch, emissions, saved_bytes, (times[2] - times[1], times[3] - times[2])
 
 
 def forward_and_loss(drafter: DraftHead, objective: Objective, batch: Batch) -> tuple[Emissions, Tensor]:

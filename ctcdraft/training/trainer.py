@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from time import monotonic
 from typing import Any, Self
 
+from torch import Tensor
 from tqdm import tqdm
 
 from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, PrefetchingBatches
-from ctcdraft.distributed import LostProcessError
+from ctcdraft.distributed import LostProcessError, counts_known, lost_process, mean_counts, setting, shared_step
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss, Objective, step_metrics
@@ -28,6 +28,7 @@ from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.loggers import Logger, StepTimer
 from ctcdraft.training.lora import LoRAAdapter
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
+from ctcdraft.training.signals import catch_signals
 from ctcdraft.training.validation import DecodingValidation
 
 
@@ -74,7 +75,8 @@ class Trainer:
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; return the best mean acceptance length (tau) of all validations."""
         try:
-            with catch_signals() as received:
+            # All of it: ZeRO's collective operations are not those of `Distributed`.
+            with lost_process(), catch_signals() as received:
                 return self.take_steps(loggers, clock, received)
         except LostProcessError as error:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the other processes; the sentence comes first
@@ -82,7 +84,7 @@ class Trainer:
             raise InputError(f"{error}; {newest}") from error
 
     def take_steps(self, loggers: Sequence[Logger], clock: Callable[[], float], received: list[Any]) -> float:
-        self.distributed.main_process_first(self.batches.hidden_states.precompute)
+        self.batches.hidden_states.precompute(self.distributed)
         saved_at, steps, last, stopped = monotonic(), self.settings.steps, False, False
         disable = None if self.distributed.is_main else True  # None: tqdm shows no bar unless stderr is a terminal
         metrics: dict[str, Any] = {}
@@ -130,20 +132,37 @@ class Trainer:
     def train_step(self) -> dict[str, Any]:
         """Take one optimiser step along the mean loss of its batches; return its metrics."""
         losses: list[Loss] = []
+        learning_rate, self.tokens, of_step = self.engine.learning_rate, 0, self.settings.gradient_accumulation_steps
+        numbers = range(self.step * of_step, (self.step + 1) * of_step)
+        kept, counts = self.count_first(numbers) if self.objective_has_several_counts and of_step > 1 else ({}, None)
 
         def loss(number: int) -> Loss:
-            batch = self.batches.batch(number)
+            batch = kept.pop(number) if number in kept else self.batches.batch(number)
             self.tokens += batch.tokens_BL.numel()
             if not losses:
                 self.first_batch = batch
-            losses.append(self.objective(self.drafter(batch), batch))
+            with setting(counts_known, None if counts is None else iter(counts)):
+                losses.append(self.objective(self.drafter(batch), batch))
             return losses[-1]
 
-        learning_rate, self.tokens, batches = self.engine.learning_rate, 0, self.settings.gradient_accumulation_steps
-        norm = self.engine.step([partial(loss, self.step * batches + number) for number in range(batches)])
+        norm = self.engine.step([partial(loss, number) for number in numbers])
         self.count_skipped(norm, losses)
         metrics = step_metrics(losses, self.distributed) | {"gradient_norm": norm, "learning_rate": learning_rate}
         return metrics | ({"skipped": self.skipped} if self.skipped else {})
+
+    @property
+    def objective_has_several_counts(self) -> bool:
+        return getattr(self.objective, "several_counts", False)
+
+    def count_first(self, numbers: Sequence[int]) -> tuple[dict[int, Batch], list[Tensor]]:
+        """Return the batches of a step, by number, and the counts by which its losses are divided.
+
+        A loss of one count is weighed by that instead, without this further forward pass of the head.
+        """
+        batches = {number: self.batches.batch(number) for number in numbers}
+        with shared_step(self.distributed), self.engine.precision():
+            forward = [lambda batch=batch: self.objective(self.drafter(batch), batch) for batch in batches.values()]
+            return batches, mean_counts(forward)
 
     def count_skipped(self, norm: float, losses: Sequence[Loss]) -> None:
         if math.isfinite(norm):
@@ -223,28 +242,3 @@ class Trainer:
         self.engine.load_state_dict(state["engine"])
         self.step, self.best_tau = state["step"], state["best_tau"]
         self.skipped, self.skipped_in_a_row = state["skipped"]
-
-
-@contextlib.contextmanager
-def catch_signals() -> Iterator[list[signal.Signals]]:
-    """Yield a list to which the first SIGTERM or Ctrl-C is added, so that the state is saved between two steps."""
-    received: list[signal.Signals] = []
-    if threading.current_thread() is not threading.main_thread():  # Python handles signals nowhere else
-        yield received
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def record(number: int, frame: object) -> None:
-        received.append(signal.Signals(number))
-        restore()  # a second signal has its usual effect: a step may take minutes
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, record)
-    try:
-        yield received
-    finally:
-        restore()

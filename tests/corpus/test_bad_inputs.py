@@ -204,7 +204,7 @@ STORED = [*TRAIN, "corpus.path=done", "hidden_states=offline", "hidden_states.pa
          "holds answers of base, but this run's base is other (another weights)"),
         ("data/prepare.py", [*TINY, "answers.max_new_tokens=9", "out=done"], "answers.max_new_tokens=8 (now 9)"),
         ("train.py", [*STORED, "hidden_states.precision=float8"], "must be one of float32, bfloat16, int8, got float8"),
-        ("train.py", [*STORED, "hidden_states.limit_gb=1e-6"], "is not enough for one shard"),
+        ("train.py", [*STORED, "hidden_states.limit_gb=1e-6"], "limit_gb=1e-06; give hidden_states=online"),
     ],
     ids=["another base", "other settings", "no precision", "no room"],
 )  # fmt: skip

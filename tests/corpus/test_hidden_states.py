@@ -7,13 +7,15 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_models import random_base
+from tiny_models import random_base, random_lm, tiny_tokenizer
 from torch.nn.utils.rnn import pad_sequence
 from training_parts import make_trainer, random_sequences
 
+from ctcdraft.corpus import shard_folder
 from ctcdraft.corpus.batches import Batches
 from ctcdraft.corpus.hidden_states import PRECISIONS, OfflineHiddenStates, OnlineHiddenStates, compute_hidden_states
 from ctcdraft.errors import InputError
+from ctcdraft.models.base_model import BaseLM
 
 # The largest error of a value, as a share of the largest value of its token.
 ERRORS = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.5 / 127 + 1e-6}
@@ -48,7 +50,7 @@ def test_int8_takes_about_half_of_bfloat16_as_described(base, tmp_path):
     for precision in PRECISIONS:
         source = stored(base, random_sequences().tokens, tmp_path / precision, precision)
         source.precompute()
-        files = [file.stat().st_size for file in (tmp_path / precision).iterdir()]
+        files = source.folder.present().values()
         sizes[precision] = sum(PRECISIONS[precision].bytes_per_token(base.width) * len(t) for t in source.tokens)
         header = sum(files) - sizes[precision]
         assert 0 < header < 512 * len(source.tokens)  # names, offsets and the checksum
@@ -59,70 +61,118 @@ def test_int8_takes_about_half_of_bfloat16_as_described(base, tmp_path):
 def test_another_base_taps_or_tokens_do_not_find_the_store(base, tmp_path):
     tokens = random_sequences().tokens
     one = stored(base, tokens, tmp_path)
-    assert one.files == stored(base, tokens, tmp_path).files
+    assert one.folder.files == stored(base, tokens, tmp_path).folder.files
     others = [
         stored(random_base(context=64, seed=1), tokens, tmp_path),
         stored(base, [t.flip(0) for t in tokens], tmp_path),
         stored(base, tokens, tmp_path, "bfloat16"),
     ]
     for other in others:
-        assert not set(one.files) & set(other.files)
+        assert not {file.name for file in one.folder.files} & {file.name for file in other.folder.files}
+        assert one.folder.path != other.folder.path
 
 
-def test_a_shared_shard_serves_a_corpus_in_another_order(base, tmp_path):
+def filled(base, tokens, folder, **changes):
+    """Return stored hidden states after `precompute`, and the shards that it computed."""
+    source, computed = stored(base, tokens, folder, **changes), []
+    compute = source.compute_shard
+    source.compute_shard = lambda shard: (computed.append(shard), compute(shard))[1]
+    source.precompute()
+    return source, computed
+
+
+def test_a_store_serves_a_corpus_in_another_order(base, tmp_path):
     tokens = random_sequences().tokens
-    stored(base, tokens, tmp_path).precompute()
-    turned = stored(base, tokens[::-1], tmp_path)
-    assert all(file.exists() for file in turned.files)
+    assert filled(base, tokens, tmp_path)[1] == [0, 1, 2]
+    turned, computed = filled(base, tokens[::-1], tmp_path)
+    assert computed == []
     assert torch.allclose(turned.stored_states([[2]]), compute_hidden_states(base, turned.tokens[2][None]), atol=1e-5)
 
 
-@pytest.mark.parametrize("harm", ["flipped", "cut", "emptied"])
-def test_a_damaged_shard_is_reported_and_written_again(base, tmp_path, harm, capsys):
+def test_before_they_are_stored_a_step_computes_them(base, tmp_path):
+    source = stored(base, random_sequences().tokens, tmp_path)
+    assert source.stored_states([[0]]) is None
+    assert not source.folder.path.exists()
+    assert "0 of 3 shards are there, the others take about 2.80 hours" in source.describe(255 / 3600 / 2.8)
+    source.precompute()
+    assert source.stored_states([[0]]).shape == (1, 30, base.width)
+    assert source.describe(1.0).endswith("3 of 3 shards are there")
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "emptied", "lost"])
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_damaged_shard_is_written_again(base, tmp_path, harm, marked, capsys):
     tokens = random_sequences().tokens
-    stored(base, tokens, tmp_path).precompute()
-    source = stored(base, tokens, tmp_path)
-    file = source.files[1]
+    source, _ = filled(base, tokens, tmp_path)
+    file = source.folder.files[1]
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
-    file.write_bytes({"flipped": bytes(data), "cut": bytes(data[: len(data) // 2]), "emptied": b""}[harm])
-    index = source.shard_rows[1][0]
-    assert torch.allclose(source.stored_states([[index]]), compute_hidden_states(base, tokens[index][None]), atol=1e-5)
-    assert f"{file} is damaged and is written again" in capsys.readouterr().out
-
-
-def test_the_least_recently_used_shard_is_evicted_first(base, tmp_path):
-    tokens = random_sequences(12, length=30).tokens
-    every = stored(base, tokens, tmp_path)
-    every.precompute()
-    sizes = [file.stat().st_size for file in every.files]
-    for age, file in enumerate(every.files):  # the last shard is the least recently used
-        os.utime(file, (1_000_000 - age, 1_000_000 - age))
-    every.files[0].unlink()
-    small = stored(base, tokens, tmp_path, limit_gb=sum(sizes[:-1]) / 1e9)
-    small.stored_states([[small.shard_rows[0][0]]])
-    assert [file.exists() for file in every.files] == [True] * (len(sizes) - 1) + [False]
-    evicted = small.shard_rows[-1][0]
-    assert torch.allclose(
-        small.stored_states([[evicted]]), compute_hidden_states(base, tokens[evicted][None]), atol=1e-5
-    )
-    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= small.limit
-
-
-def test_a_shard_evicted_by_another_run_is_written_again(base, tmp_path):
-    tokens = random_sequences().tokens
-    source = stored(base, tokens, tmp_path)
-    source.precompute()
-    for file in source.files:
+    file.write_bytes({"flipped": bytes(data), "cut": bytes(data[: len(data) // 2])}.get(harm, b""))
+    if harm == "lost":
         file.unlink()
-    assert torch.allclose(source.stored_states([[3]]), compute_hidden_states(base, tokens[3][None]), atol=1e-5)
+    if not marked:
+        source.folder.marker.unlink()
+    again, computed = filled(base, tokens, tmp_path)
+    assert computed == [1]
+    assert torch.equal(again.row(again.shard_rows[1][0]), source.row(source.shard_rows[1][0]))
+    assert (f"{file} is damaged and is written again" in capsys.readouterr().out) == (harm != "lost")
 
 
-def test_a_store_too_small_for_a_shard_is_refused(base, tmp_path):
+def test_of_a_complete_store_a_sample_is_compared_and_all_after_a_damage(base, tmp_path, monkeypatch):
+    tokens, compared = random_sequences().tokens, []
+    source, _ = filled(base, tokens, tmp_path, rows=1)
+    intact = shard_folder.is_intact
+    monkeypatch.setattr(shard_folder, "is_intact", lambda file: (compared.append(file), intact(file))[1])
+    assert filled(base, tokens, tmp_path, rows=1)[1] == []
+    assert len({*compared}) == len(compared) == 4
+    for file in source.folder.files:
+        data = bytearray(file.read_bytes())
+        file.write_bytes(bytes([*data[:-1], data[-1] ^ 1]))
+    compared.clear()
+    assert filled(base, tokens, tmp_path, rows=1)[1] == list(range(10))
+    assert {*compared} == {*source.folder.files}
+
+
+def test_a_shard_lost_while_it_is_read_is_one_sentence(base, tmp_path):
+    source, _ = filled(base, random_sequences().tokens, tmp_path)
+    source.folder.files[0].unlink()
+    with pytest.raises(InputError, match=r"was removed or damaged after this run had begun .*; resume= the run, which"):
+        source.row(source.shard_rows[0][0])
+
+
+def test_the_store_used_longest_ago_is_removed_first_and_none_in_use(base, tmp_path):
+    sequences = [random_sequences(12, length=30 + more).tokens for more in range(4)]
+    one, two, three = (filled(base, tokens, tmp_path)[0] for tokens in sequences[:3])
+    os.utime(two.folder.lock, (1, 1))
+    (tmp_path / "mine.safetensors").write_bytes(b"x" * 10)  # no shard: it stays
+    old = tmp_path / f"{'0' * 24}.safetensors"  # of a version without folders
+    old.write_bytes(b"x" * 1000)
+    os.utime(old, (0, 0))
+    size = sum(sum(source.folder.present().values()) for source in (one, two, three))
+    limit = size / 3 * 3.3 / 1e9
+    with pytest.raises(InputError, match=r"do not fit into .*kB of hidden_states.limit_gb=.* are used by other runs"):
+        filled(base, sequences[3], tmp_path, limit_gb=limit)
+    assert not old.exists()
+    two.folder.release()  # its run ends
+    one.folder.release()
+    filled(base, sequences[3], tmp_path, limit_gb=limit)
+    assert [source.folder.path.exists() for source in (one, two, three)] == [True, False, True]
+    assert (tmp_path / "mine.safetensors").exists()
+
+
+def test_a_store_above_the_limit_is_refused_with_the_ways_out(tmp_path):
+    base = BaseLM(random_lm(context=64), tiny_tokenizer(), "two layers", aux_layers=["last", 1])
+    tokens = random_sequences().tokens  # 255 tokens of 2 x 32 values
     with pytest.raises(InputError, match=r"states\.precision must be one of float32, bfloat16, int8, got int4"):
-        stored(base, random_sequences().tokens, tmp_path, "int4")
-    with pytest.raises(InputError, match="not enough for one shard"):
-        stored(base, random_sequences().tokens, tmp_path, limit_gb=1e-9).precompute()
+        stored(base, tokens, tmp_path, "int4")
+    with pytest.raises(InputError) as refused:
+        stored(base, tokens, tmp_path, "bfloat16", limit_gb=2e-5)
+    assert str(refused.value) == (
+        "hidden_states=offline would store 32.6 kB (255 tokens x 2 x 32 values as bfloat16), more than "
+        "hidden_states.limit_gb=2e-05; give hidden_states=online (0 bytes), hidden_states.precision=int8 (17.3 kB), "
+        "base.aux_layers=[last] (16.3 kB), at most 6 of the 10 conversations (corpus.limit=), or a higher limit"
+    )
+    stored(base, tokens, tmp_path, "bfloat16", limit_gb=3.265e-5)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -132,6 +182,7 @@ def test_offline_and_online_states_train_alike(base, tmp_path, precision):
         one.batches = Batches(
             random_sequences(), base, rows_per_step=4, anchors=8, labels=3, seed=0, hidden_states=source
         )
+        one.batches.hidden_states.precompute()
         return [one.train_step()["loss"] for one.step in range(8)]
 
     live = losses(OnlineHiddenStates, "live")

@@ -25,9 +25,11 @@ def base():
 
 
 def batches(base, filling=one_per_row, source=OnlineHiddenStates) -> Batches:
-    return Batches(
+    made = Batches(
         random_sequences(), base, rows_per_step=3, anchors=8, labels=3, seed=0, hidden_states=source, packing=filling
     )
+    made.hidden_states.precompute()
+    return made
 
 
 def stored(folder):
@@ -57,7 +59,6 @@ def where_it_ran(base, monkeypatch, source, folder=None):
         type(base), "hidden_states", lambda *a: (read.append(threading.current_thread().name), states(*a))[1]
     )
     with closing(PrefetchingBatches(batches(base, source=source), STEPS)) as ahead:
-        ahead.hidden_states.precompute()
         read.clear()
         for step in range(3):
             ahead.batch(step)

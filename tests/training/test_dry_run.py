@@ -98,7 +98,7 @@ def test_accumulated_batches_and_packs_are_counted():
 
 
 def test_hours_are_those_of_the_rows_of_one_process():
-    """Two processes with twice the rows take as long as one; one process reads the corpus; memory is for its rows."""
+    """Two processes with twice the rows take as long as one, and read the corpus in half the time; memory is for its rows."""
     base, head = meta_head()
     stats, rate = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
     alone = plan_dry_run(base, head, CTC(3), stats, Trainer, rate)
@@ -106,6 +106,7 @@ def test_hours_are_those_of_the_rows_of_one_process():
     shared, unshared = (plan_dry_run(base, head, CTC(3), stats, twice, rate, world=world) for world in (2, 1))
     assert time_of(shared)[0] == pytest.approx(2 * time_of(alone)[0], rel=0.01)
     assert time_of(unshared)[0] == pytest.approx(4 * time_of(alone)[0], rel=0.01)
+    assert time_of(shared)[1] == pytest.approx(time_of(unshared)[1] / 2, rel=0.01)
     assert "with offline, shared by 2 processes, at 1e+06 FLOP/s" in shared
     assert "100 of 2 x 8 rows x 8 anchors, 32.0 epochs" in shared  # of all processes together
     assert "(4 rows of 40 tokens)" in shared

@@ -19,8 +19,26 @@ ENGINES = [
 ]
 SENTENCE = (
     r"torchrun_job\.py: another process of this job has ended, or did not answer within timeout_minutes= \(.*\); the "
-    r"newest checkpoint is of step 5, continue with resume=killed\n"
+    r"newest checkpoint is of step {}, continue with resume=killed\n"
 )
+
+
+def killed_and_resumed(folders, engine, torchrun=False, newest=5, **death):
+    """Let a run be killed, resume it, and return its directory and that of a run that was not killed."""
+    killed, whole = ({"folder": name, "steps": 10, **engine} for name in ("killed", "whole"))
+    death["victim"] = len(folders) - 1
+    done = run_job(folders, torchrun, runs=[killed | death])
+    run, reference = (RunDirectory(folders[0] / name) for name in ("killed", "whole"))
+    if len(folders) > 1:
+        assert done[0][0] == 1
+        assert re.search(SENTENCE.format(newest), done[0][1]), done[0][1][-3000:]
+    assert run.last_step == newest
+    done = run_job(folders, torchrun, runs=[killed, whole])
+    assert all(status == 0 for status, _ in done), done
+    most = 0.0 if len(folders) < 4 else 1e-6
+    assert reference.last_step == 10
+    assert same(reference.load_state(), run.load_state(), most)
+    assert same(load_file(reference.head), load_file(run.head), most)
 
 
 @pytest.mark.parametrize(
@@ -33,22 +51,17 @@ def test_a_killed_process_ends_the_job_and_the_run_resumes(tmp_path, engine, pro
     machines = [tmp_path / str(number) for number in range(processes)]
     for machine in machines:
         machine.mkdir()
-    whole = {"folder": "whole", "steps": 10, **engine}
-    killed = whole | {"folder": "killed"}
-    death = {"kill_at": 7, "victim": processes - 1}
-    done = run_job(machines, torchrun, runs=[whole, killed | death])
-    if processes > 1:
-        assert done[0][0] == 1
-        assert re.search(SENTENCE, done[0][1]), done[0][1][-3000:]
-    run, reference = (RunDirectory(machines[0] / name) for name in ("killed", "whole"))
-    assert run.last_step == 5
-    done = run_job(machines, torchrun, runs=[killed])
-    assert all(status == 0 for status, _ in done), done
+    killed_and_resumed(machines, engine, torchrun, kill_at=7)
     assert all(list(machine.iterdir()) == [] for machine in machines[1:])
-    most = 0.0 if processes < 4 else 1e-6
-    assert reference.last_step == 10
-    assert same(reference.load_state(), run.load_state(), most)
-    assert same(load_file(reference.head), load_file(run.head), most)
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("kill_in", "kill_at"), [("validate", 6), ("save", 5)])
+def test_a_process_killed_between_steps_ends_the_job_too(tmp_path, engine, kill_in, kill_at, processes):
+    """In validation or while the state is saved; of ZeRO's state each process has a share."""
+    newest = 0 if kill_in == "save" and "stage" in engine else 5
+    killed_and_resumed([tmp_path] * processes, engine, newest=newest, kill_in=kill_in, kill_at=kill_at)
 
 
 def same(ours, theirs, most):
@@ -67,4 +80,4 @@ def test_a_silent_process_ends_the_job_after_the_timeout(tmp_path):
     run = {"folder": "killed", "steps": 10, "kill_at": 7, "signal": "SIGSTOP"}
     ((status, error),) = run_job([tmp_path] * 2, runs=[run], signal="SIGSTOP", timeout_minutes=0.1)
     assert status == 1
-    assert re.search(SENTENCE, error), error
+    assert re.search(SENTENCE.format(5), error), error

@@ -14,6 +14,8 @@ import torch
 from tiny_models import random_base
 from training_parts import ctc_head, make_trainer
 
+from ctcdraft.corpus import shard_folder
+from ctcdraft.corpus.hidden_states import OfflineHiddenStates, compute_hidden_states
 from ctcdraft.corpus.token_store import TokenSequences
 from ctcdraft.distributed import ALONE, init_distributed
 from ctcdraft.errors import run_cli
@@ -59,7 +61,10 @@ def curve(dtype: str, objective: str, accumulate: int, processes=ALONE) -> dict[
 
 
 def train(case: dict, peers) -> None:
-    """Train or resume a run in a folder; at step `kill_at` process `victim` sends itself a signal."""
+    """Train or resume a run in a folder.
+
+    Process `victim` sends itself a signal when it calls `kill_in` with `kill_at` steps done.
+    """
     base, run = random_base(context=64), RunDirectory(Path(case["folder"]))
     how = {}
     if "stage" in case:
@@ -72,18 +77,48 @@ def train(case: dict, peers) -> None:
     one.restore()
     if peers.is_main and not run.config.exists():
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    batch = one.batches.batch
+    if peers.rank == case.get("victim", 1) and "kill_at" in case:
+        owner, name = {"batch": (one.batches, "batch"), "validate": (one.validation, "metrics"),
+                       "save": (one.engine, "state_dict")}[case.get("kill_in", "batch")]  # fmt: skip
+        real = getattr(owner, name)
 
-    def batch_or_death(number: int):
-        if (peers.rank, one.step) == (case.get("victim", 1), case.get("kill_at")):
-            os.kill(os.getpid(), signal.Signals[case.get("signal", "SIGKILL")])
-        return batch(number)
+        def call_or_death(*arguments):
+            if one.step == case["kill_at"]:
+                os.kill(os.getpid(), signal.Signals[case.get("signal", "SIGKILL")])
+            return real(*arguments)
 
-    one.batches.batch = batch_or_death
+        object.__setattr__(owner, name, call_or_death)  # the validation is frozen
     one.fit([JsonlLogger(run.metrics, one.step)] if peers.is_main else [])
     weights = [value.detach() for value in one.drafter.trainable_parameters()]
     for other in peers.all_gather_object(weights):
         assert all(torch.equal(a, b) for a, b in zip(weights, other, strict=True))
+
+
+def fill(case: dict, peers) -> None:
+    """Store the hidden states of 20 rows in shards of two, read all, and print what was computed and compared.
+
+    Process `victim` ends at its second shard. remove: a shard that the last process removes before.
+    """
+    base, computed, compared = random_base(context=64), [], []
+    source = OfflineHiddenStates(base, uneven_rows(20).tokens, "states", "float32", 2, 1.0)
+    compute, is_intact = source.compute_shard, shard_folder.is_intact
+
+    def counted(shard: int):
+        if peers.rank == case.get("victim") and computed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        computed.append(shard)
+        return compute(shard)
+
+    source.compute_shard = counted
+    shard_folder.is_intact = lambda file: (compared.append(file), is_intact(file))[1]
+    if "remove" in case and peers.rank == peers.world_size - 1:
+        source.folder.files[case["remove"]].unlink()
+    source.precompute(peers)
+    shard_folder.is_intact = is_intact
+    for index, tokens_L in enumerate(source.tokens):
+        torch.testing.assert_close(source.row(index), compute_hidden_states(base, tokens_L[None])[0])
+    with Path(f"stored-{peers.rank}.jsonl").open("a") as lines:
+        lines.write(json.dumps([computed, len(compared)]) + "\n")
 
 
 def main(arguments: list[str]) -> None:
@@ -92,6 +127,8 @@ def main(arguments: list[str]) -> None:
     peers = init_distributed("cpu", case.get("timeout_minutes", 10))
     for run in case.get("runs", []):
         train(run, peers)
+    for store in case.get("fills", []):
+        fill(store, peers)
     for dtype, objective, accumulate in case.get("curves", []):
         result = curve(dtype, objective, accumulate, peers)
         if peers.is_main:
