@@ -6,8 +6,11 @@ import difflib
 import functools
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +39,6 @@ def register_resolvers() -> None:
         "prepared_in": default_folder,
         "basename": lambda path: Path(path).name,
         "auto_device": auto_device,
-        # i/N for process i of the N that torchrun started.
-        "auto_shard": lambda: f"{int(os.environ.get('RANK', 0)) + 1}/{os.environ.get('WORLD_SIZE', 1)}",
         # On a CPU tokens must equal autoregression exactly.
         "auto_dtype": lambda device: "float32" if device == "cpu" else "bfloat16",
         "bfloat16_on": bfloat16_on,
@@ -89,10 +90,12 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def run_hydra_main(main: Callable[[], Any]) -> None:
     """Run a Hydra main function; errors of Hydra about the command line are printed as one sentence too."""
     try:
-        main()
-    except KeyboardInterrupt:
-        print_error("stopped by Ctrl-C; what was finished is kept, and the same command goes on from there")
-        raise SystemExit(130) from None  # 128 + SIGINT, as shells report it
+        with raise_on_sigterm():
+            main()
+    except KeyboardInterrupt as interrupt:
+        cause = str(interrupt) or "Ctrl-C"
+        print_error(f"stopped by {cause}; what was finished is kept, and the same command goes on from there")
+        raise SystemExit(128 + (signal.SIGTERM if str(interrupt) else signal.SIGINT)) from None  # as shells report it
     except BrokenPipeError:  # `... --help | head` closed the pipe; flushing at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
@@ -100,6 +103,24 @@ def run_hydra_main(main: Callable[[], Any]) -> None:
             raise
         print_error(sentence)
         raise SystemExit(1) from None
+
+
+@contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Raise KeyboardInterrupt for SIGTERM, which torchrun sends to the other processes where one has ended."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        job = ", which torchrun sends where another process has ended" if "TORCHELASTIC_RUN_ID" in os.environ else ""
+        raise KeyboardInterrupt(f"SIGTERM{job}")
+
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def print_error(sentence: str) -> None:
