@@ -97,7 +97,9 @@ class Distributed:
 
         if self.world_size == 1:
             return iter(items)
-        store, taken = torch.distributed.group.WORLD.get_group_store(), self.from_main(lambda: uuid4().hex)
+        group, taken = torch.distributed.group.WORLD, self.from_main(lambda: uuid4().hex)
+        assert group is not None
+        store = group.get_group_store()
 
         def take() -> Iterator[Item]:
             while (number := store.add(taken, 1) - 1) < len(items):
@@ -176,8 +178,11 @@ def lost_process() -> Iterator[None]:
         ) from error
 
 
-def init_distributed(device: str, timeout_minutes: float = 30) -> Distributed:
-    """Join the process group of torchrun, if this process was started by it, and return it."""
+def init_distributed(device: str, timeout_minutes: float = 30, tensors: bool = True) -> Distributed:
+    """Join the process group of torchrun, if this process was started by it, and return it.
+
+    tensors: whether tensors on the device are exchanged; the processes of one that only shares work may end one by one.
+    """
     import torch
 
     processes = from_environment()
@@ -190,7 +195,7 @@ def init_distributed(device: str, timeout_minutes: float = 30) -> Distributed:
         torch.cuda.set_device(device)
     try:
         if not torch.distributed.is_initialized():
-            backend = "nccl" if device.startswith("cuda") else "gloo"
+            backend = "nccl" if tensors and device.startswith("cuda") else "gloo"
             timeout = timedelta(minutes=timeout_minutes)
             torch.distributed.init_process_group(backend, timeout=timeout)
             atexit.register(shut_down_gloo)

@@ -48,7 +48,9 @@ def main(config: DictConfig) -> None:
     check_config(config)
     shard, only_shown = Shard.parse(config.shard), config.plan_only or config.show
     # The processes of torchrun share the batches of this shard; what only prints is one process's work.
-    processes = from_environment() if only_shown else init_distributed(config.device, config.timeout_minutes)
+    processes = (
+        from_environment() if only_shown else init_distributed(config.device, config.timeout_minutes, tensors=False)
+    )
     if only_shown and not processes.is_main:
         return
     share = Shard(shard.number, shard.of * processes.world_size)

@@ -20,10 +20,12 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ctcdraft.distributed import LostProcessError
 from ctcdraft.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = REPOSITORY / "configs"
+KEPT = "what was finished is kept, and the same command goes on from there"
 
 # Hydra then raises its errors instead of printing them over a page, and `run_hydra_main` prints one sentence.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -94,7 +96,7 @@ def run_hydra_main(main: Callable[[], Any]) -> None:
             main()
     except KeyboardInterrupt as interrupt:
         cause = str(interrupt) or "Ctrl-C"
-        print_error(f"stopped by {cause}; what was finished is kept, and the same command goes on from there")
+        print_error(f"stopped by {cause}; {KEPT}")
         raise SystemExit(128 + (signal.SIGTERM if str(interrupt) else signal.SIGINT)) from None  # as shells report it
     except BrokenPipeError:  # `... --help | head` closed the pipe; flushing at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -130,7 +132,7 @@ def print_error(sentence: str) -> None:
 def error_sentence(error: Exception) -> str | None:
     """Return the sentence for an error of the input; None where the error is a bug."""
     if (input_error := find_input_error(error)) is not None:
-        return str(input_error)
+        return str(input_error) + (f"; {KEPT}" if isinstance(input_error, LostProcessError) else "")
     if isinstance(error, InstantiationException) and str(error).startswith("Error locating target"):
         return f"{str(error).splitlines()[0].rstrip(':.')}; check the name in _target_"
     return config_error(error)

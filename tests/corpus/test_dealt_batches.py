@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-
 import pytest
+from thread_processes import run_threads
 from tiny_models import random_base
 
 from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.types import Corpus, Prompt
-from ctcdraft.distributed import Distributed
 from ctcdraft.errors import InputError
 
 PROMPTS = [Prompt(f"p{n}", "test", ("turn!" * (1 + n % 5),) * (1 + n % 3), None) for n in range(11)]
@@ -28,60 +24,15 @@ class Counting(TransformersAnswers):
 ANSWERS = Counting(2, 6, 0.0, 0, 1)
 
 
-class SharedIterator:
-    def __init__(self, items) -> None:
-        self.items, self.lock = iter(items), threading.Lock()
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        with self.lock:
-            return next(self.items)
-
-
-@dataclass
-class Job:
-    values: list
-    barrier: threading.Barrier
-
-
-@dataclass(frozen=True)
-class ThreadProcess(Distributed):
-    """A thread in place of a process; `local_rank` numbers those of a machine."""
-
-    job: Job = field(default=None)  # type: ignore[assignment]
-    local_rank: int = 0
-
-    @property
-    def is_local_main(self):
-        return self.local_rank == 0
-
-    def all_gather_object(self, value, group=None):
-        self.job.values[self.rank] = value
-        self.job.barrier.wait(60)
-        gathered = [*self.job.values]
-        self.job.barrier.wait(60)
-        return gathered
-
-    def from_process(self, rank, work):
-        return self.all_gather_object(self.in_turn(work, self.rank == rank))[rank]
-
-    def deal(self, items):
-        return self.from_process(0, lambda: SharedIterator(items))
-
-
 def prepare_together(base, folders, local_ranks):
     """Run `prepare` in one thread per folder; return the manifests, or raise what a thread raises."""
     GENERATED.clear()
-    job = Job([None] * len(folders), threading.Barrier(len(folders)))
 
-    def work(rank: int):
-        process = ThreadProcess(rank, len(folders), job, local_ranks[rank])
-        return prepared.prepare(base, Corpus.from_prompts(PROMPTS), ANSWERS, folders[rank], {}, processes=process)
+    def work(process):
+        corpus, folder = Corpus.from_prompts(PROMPTS), folders[process.rank]
+        return prepared.prepare(base, corpus, ANSWERS, folder, {}, processes=process)
 
-    with ThreadPoolExecutor(len(folders)) as pool:
-        return [one.result() for one in [pool.submit(work, rank) for rank in range(len(folders))]]
+    return run_threads(work, local_ranks)
 
 
 def content(folder):
