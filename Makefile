@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
 
-.PHONY: setup demo test test-slow test-vllm test-vllm-slow serve lint docs gpu
+.PHONY: setup demo test test-slow rehearsal test-vllm test-vllm-slow serve lint docs gpu
 
 setup: .venv/ready
 
@@ -30,6 +30,10 @@ test: setup
 # The slow tests: statistical ones with many more samples, notebooks, whole studies.
 test-slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# The whole way with 4 processes, of which one is killed in each phase; on the CPU. `make test` does it with two.
+rehearsal: setup
+	$(BIN)/python -m benchmarks.rehearsal --processes 4
 
 # On a CUDA machine, in at most 8 minutes: PART=tests, latency or demo, into results/device/CARD. It installs nothing:
 # without .venv it runs with PYTHON, which needs Python 3.11 or newer, torch and transformers (docs/performance.md).

@@ -26,7 +26,8 @@ from ctcdraft.config.allowed import parse_trust
 from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.contestants import ContestantConfig, build_contestant, load_base, resolve, resolve_contestants
 from ctcdraft.config.schema import check_config
-from ctcdraft.distributed import Shard
+from ctcdraft.distributed import Shard, from_environment, init_distributed
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import comparison_pairs
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.evaluation import Evaluation
@@ -51,9 +52,13 @@ def main(config: DictConfig) -> None:
     check_config(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    if study := find_study(config):
+    study, is_latency = find_study(config), get_object(config.benchmark._target_) is LatencyBenchmark
+    if (processes := from_environment().world_size) > 1 and (study or is_latency):
+        what = "benchmark=latency" if is_latency else study
+        raise InputError(f"{what} takes one process, not the {processes} of torchrun; start it with python evaluate.py")
+    if study:
         import_module(f"{study}.__main__").run(config)
-    elif get_object(config.benchmark._target_) is LatencyBenchmark:
+    elif is_latency:
         measure_latency(config)
     else:
         evaluate(config)
@@ -67,7 +72,12 @@ def evaluate(config: DictConfig) -> None:
     trace, shard = instantiate(config.trace), Shard.parse(config.shard)
     decoding = HydraConfig.get().runtime.choices["decoding"]
     out = output_folder(config, entries, f"{benchmark.name}-{decoding}{'-replay' * (replay is not None)}")
-    if not config.plan_only:
+    if config.plan_only:
+        processes = from_environment()
+        if not processes.is_main:
+            return
+    else:
+        processes = init_distributed(config.device, config.timeout_minutes, tensors=False)
         refuse_unwritable(out, "out")
     if not config.overwrite:
         refuse_smaller_evaluation(out, benchmark.name, len(benchmark.prompts), entries)
@@ -77,7 +87,7 @@ def evaluate(config: DictConfig) -> None:
     if replay is not None:
         chooser, largest = None, replay.nodes[-1]
     settings = instantiate(config.decoding, nodes=largest)
-    folder, pairs = OutputDir(out, shard), comparison_pairs(list(entries), config.differences)
+    folder, pairs = OutputDir(out, shard, processes), comparison_pairs(list(entries), config.differences)
 
     base = load_base(config, entries)
     contestants = {name: build_contestant(entry, base) for name, entry in entries.items()}
@@ -86,18 +96,24 @@ def evaluate(config: DictConfig) -> None:
     evaluation = Evaluation(setup, contestants, benchmark, decoding, shard, pairs=pairs)
     if chooser is not None and not config.plan_only:
         # A resumed evaluation and other shards use the sizes that the first one stored.
-        stored = None if config.overwrite else folder.sizes()
-        recorded = evaluation.settings(config.warm_up_tokens)
-        sizes = load_or_choose_sizes(stored, setup, sizing, benchmark, recorded, chooser)
-        evaluation = evaluation.with_tree_sizes(sizes)
+        def choose_sizes() -> dict[str, Any]:
+            stored = None if config.overwrite else folder.sizes()
+            recorded = evaluation.settings(config.warm_up_tokens)
+            return load_or_choose_sizes(stored, setup, sizing, benchmark, recorded, chooser)
 
-    print(f"{evaluation.describe()}\ninto {out}")
+        evaluation = evaluation.with_tree_sizes(processes.from_main(choose_sizes))
+
+    if processes.is_main:
+        print(f"{evaluation.describe()}\ninto {out}")
     if config.plan_only:
         return
     if replay is not None:  # from one computation, without times
         content = replay.run(evaluation, folder, config.overwrite)
     else:
-        content = evaluation.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, trace)
+        timing = config.timing
+        content = evaluation.run(folder, config.overwrite, config.warm_up_tokens, timing.questions, trace, timing.alone)
+    if content is None:  # the first process writes the report
+        return
     markdown.write(folder, **content)
     page = ""
     if replay is None:

@@ -74,7 +74,7 @@ def train(run: TrainingRun, distributed: Distributed) -> float:
     # Incompatible parts fail here, before responses are generated, which takes hours for a large corpus.
     smoke_test(base, drafter, objective, engine, config.trainer.compile)
 
-    corpus = distributed.main_process_first(lambda: build.load_corpus(config, base))
+    corpus = build.load_corpus(config, base, distributed)
     if corpus is None:  # only the plan was asked for, and the responses are not generated yet
         return 0.0
     rows, prompts = build.split_corpus(config, corpus, base, drafter)

@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.server_process import Server, open_client
 from benchmarks.serving import read_prompts
 from benchmarks.serving_clients import LONGEST, Clients, Reference, Tally
-from ctcdraft.corpus.generation.openai import response_log_probs
+from ctcdraft.corpus.generation.response_check import response_log_probs
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from uuid import uuid4
 
 from ctcdraft.errors import InputError, first_line
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-PATIENCE = timedelta(days=2)  # while one process generates the responses of a whole corpus
-# The process group with this timeout, for objects; emptied at exit, or its threads would outlive the interpreter.
-patient_groups: list[Any] = []
+Item = TypeVar("Item")
+
+# The process group for objects, on CPUs; emptied at exit, or its threads would outlive the interpreter.
+object_groups: list[Any] = []
 
 
 class LostProcessError(InputError):
@@ -67,22 +69,50 @@ class Distributed:
                 torch.distributed.all_gather_object(gathered, value, group)
         return gathered
 
+    @property
+    def is_local_main(self) -> bool:
+        """Whether this process is the first of its machine, which may have a disk of its own."""
+        return self.is_main or int(os.environ.get("LOCAL_RANK", self.rank)) == 0
+
     def from_main(self, work: Callable[[], Any]) -> Any:
         """Return in every process what `work` returns in process 0, which may have files that the others have not."""
+        return self.from_process(0, work)
+
+    def from_process(self, rank: int, work: Callable[[], Any]) -> Any:
+        """Return in every process what `work` returns in this one."""
         import torch
 
-        result = [self.in_turn(work, self.is_main)]
+        result = [self.in_turn(work, self.rank == rank)]
         if self.world_size > 1:
             with lost_process():
-                torch.distributed.broadcast_object_list(result, 0, *patient_groups)
+                torch.distributed.broadcast_object_list(result, rank, *object_groups)
         return result[0]
+
+    def deal(self, items: Sequence[Item]) -> Iterator[Item]:
+        """Return an iterator over the items that no other process takes; each takes the next one when it is free.
+
+        All processes must call it with the same items; only this call waits for the others.
+        """
+        import torch
+
+        if self.world_size == 1:
+            return iter(items)
+        group, taken = torch.distributed.group.WORLD, self.from_main(lambda: uuid4().hex)
+        assert group is not None
+        store = group.get_group_store()
+
+        def take() -> Iterator[Item]:
+            while (number := store.add(taken, 1) - 1) < len(items):
+                yield items[number]
+
+        return take()
 
     def main_process_first(self, work: Callable[[], Any]) -> Any:
         """Call `work` in process 0, then in the first of each other machine, then in all others.
 
         So each later one finds the files that an earlier one wrote, with a disk that all machines share and without.
         """
-        turn = 0 if self.is_main else 1 if int(os.environ.get("LOCAL_RANK", self.rank)) == 0 else 2
+        turn = 0 if self.is_main else 1 if self.is_local_main else 2
         results = [self.in_turn(work, turn == number) for number in range(3)]
         return results[turn]
 
@@ -95,7 +125,7 @@ class Distributed:
             if self.world_size == 1:
                 raise
             error = raised
-        for other in self.all_gather_object(error, *patient_groups):
+        for other in self.all_gather_object(error, *object_groups):
             if other is not None:
                 raise other
         return result
@@ -178,8 +208,11 @@ def lost_process() -> Iterator[None]:
         ) from error
 
 
-def init_distributed(device: str, timeout_minutes: float = 30) -> Distributed:
-    """Join the process group of torchrun, if this process was started by it, and return it."""
+def init_distributed(device: str, timeout_minutes: float = 30, tensors: bool = True) -> Distributed:
+    """Join the process group of torchrun, if this process was started by it, and return it.
+
+    tensors: whether tensors on the device are exchanged; the processes of one that only shares work may end one by one.
+    """
     import torch
 
     processes = from_environment()
@@ -192,10 +225,11 @@ def init_distributed(device: str, timeout_minutes: float = 30) -> Distributed:
         torch.cuda.set_device(device)
     try:
         if not torch.distributed.is_initialized():
-            backend = "nccl" if device.startswith("cuda") else "gloo"
-            torch.distributed.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+            backend = "nccl" if tensors and device.startswith("cuda") else "gloo"
+            timeout = timedelta(minutes=timeout_minutes)
+            torch.distributed.init_process_group(backend, timeout=timeout)
             atexit.register(shut_down_gloo)
-            patient_groups[:] = [torch.distributed.new_group(backend="gloo", timeout=PATIENCE)]
+            object_groups[:] = [torch.distributed.new_group(backend="gloo", timeout=timeout)]
     except (RuntimeError, ValueError) as error:  # a port in use is a DistNetworkError, which is a RuntimeError
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         sentence = f"{count} cannot connect at {address} ({first_line(error)})"
@@ -211,7 +245,7 @@ def shut_down_gloo() -> None:
     # it is already finalizing, the process aborts and torchrun reports a finished run as failed
     # (pytorch/pytorch#190489).
     if torch.distributed.is_initialized():
-        patient_groups.clear()
+        object_groups.clear()
         torch.distributed.destroy_process_group()
         # Threads of a group that DeepSpeed still references go on, and need microseconds to release their tensors.
         time.sleep(0.2)

@@ -23,10 +23,10 @@ from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.schema import check_config
 from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.chat_template import corpus_warnings
-from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, Sample
+from ctcdraft.corpus.generation.requests import ResponseGenerator, Sample
 from ctcdraft.corpus.token_store import Row, legend, render_row, row_from_line
 from ctcdraft.corpus.types import Corpus
-from ctcdraft.distributed import Shard
+from ctcdraft.distributed import Shard, from_environment, init_distributed
 from ctcdraft.errors import InputError
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.models.base_model import BaseLM
@@ -36,8 +36,8 @@ from ctcdraft.planning import corpus as planning_corpus
 def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path) -> Iterator[Row]:
     """Yield the rows in `out`, or responses generated now if it is empty; nothing is written."""
     parts = part_files.list_parts(out)
-    generator = MultiTurnGenerator(base, answers)
-    generated = (generator([Sample(prompt, 0)]) for prompt in corpus.prompts)
+    batches = ((number, [Sample(prompt, 0)]) for number, prompt in enumerate(corpus.prompts))
+    generated = (lines for _, lines in answers.answer_batches(base, batches))
     for lines in (part_files.read_part(file) or [] for file in parts) if parts else generated:
         yield from (row_from_line(line) for line in lines if "dropped" not in line)
 
@@ -46,32 +46,42 @@ def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: 
 @entry_point
 def main(config: DictConfig) -> None:
     check_config(config)
-    shard = Shard.parse(config.shard)
-    corpus = instantiate(config.corpus)
+    shard, only_shown = Shard.parse(config.shard), config.plan_only or config.show
+    # The processes of torchrun share the batches of this shard; what only prints is one process's work.
+    processes = (
+        from_environment() if only_shown else init_distributed(config.device, config.timeout_minutes, tensors=False)
+    )
+    if only_shown and not processes.is_main:
+        return
+    share = Shard(shard.number, shard.of * processes.world_size)
+    corpus = instantiate(config.corpus) if only_shown else processes.from_main(lambda: instantiate(config.corpus))
     answers = instantiate(config.answers)
     # Without weights the plan is made from the config of the base model. show= generates absent responses, so it needs
     # weights.
     dry_run_base = meta_base(config.base) if config.plan_only and not config.show else None
     if dry_run_base is not None:
         hardware = HardwareSpec.of(config.plan)
-        print(planning_corpus.plan_corpus_dry_run(dry_run_base, corpus, answers, hardware, shard))
+        print(planning_corpus.plan_corpus_dry_run(dry_run_base, corpus, answers, hardware, share))
         return
     base = instantiate(config.base)
     out = Path(config.out)
-    if config.overwrite and not config.plan_only and not config.show:  # these two write nothing
-        discard_previous(out, shard)
     if config.show:
         print(legend())
         for row in islice(preview_rows(base, corpus, answers, out), config.show):
             print(f"\n{render_row(row, base.tokenizer, config.show_labels)}")
         return
-    planned = planning_corpus.plan_corpus(base, corpus, answers, out, shard)
-    print(planned)
     if config.plan_only:
+        print(planning_corpus.plan_corpus(base, corpus, answers, out, share))
         return
-    settings = portable_config(config.corpus)
-    manifest = prepared.prepare(base, corpus, answers, out, {"corpus": settings}, shard, planned)
-    print(describe_result(manifest, shard, out))
+    if config.overwrite:
+        processes.main_process_first(lambda: discard_previous(out, shard) if processes.is_local_main else None)
+    planned = processes.from_main(lambda: planning_corpus.plan_corpus(base, corpus, answers, out, share))
+    if processes.is_main:
+        print(planned)
+    settings = {"corpus": portable_config(config.corpus)}
+    manifest = prepared.prepare(base, corpus, answers, out, settings, shard, planned, processes)
+    if processes.is_main:
+        print(describe_result(manifest, shard, out))
 
 
 def discard_previous(out: Path, shard: Shard) -> None:

@@ -25,7 +25,8 @@ def main(script: str, folder: str) -> None:
 
     base = load_base(folder, "float32", "cpu")
     # Trigger the imports that happen on first use.
-    MultiTurnGenerator(base, TransformersAnswers(1, 2, 1.0, 0, 1))([Sample(Prompt("p", "test", ("Hi",), None), 0)])
+    generate = TransformersAnswers(1, 2, 1.0, 0, 1).start(base)
+    MultiTurnGenerator(base, generate)([Sample(Prompt("p", "test", ("Hi",), None), 0)])
     out = os.dup(1)
     for line in sys.stdin:
         pid = os.fork()

@@ -15,7 +15,7 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match
-from ctcdraft.distributed import Shard
+from ctcdraft.distributed import ALONE, Shard
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.evaluation.benchmarks import Benchmark
@@ -77,19 +77,26 @@ def make_setup(base: BaseLM | None = None, seed: int = 0, corrupt: Corrupt | Non
     return EvaluationSetup(base, contestants, replace(SETTINGS, **changes), seed)
 
 
-def evaluate_to(path, evaluation: Evaluation, overwrite=False, *, warm_up_tokens=4, profiled=1, trace=NO_TRACE):
+def evaluate_to(
+    path, evaluation: Evaluation, overwrite=False, *, warm_up_tokens=4, profiled=1, trace=NO_TRACE, processes=ALONE,
+    alone=0,
+):  # fmt: skip
     """Run an evaluation and write its report as evaluate.py does; return the content of report.json."""
-    folder = OutputDir(path, evaluation.shard)
-    content = evaluation.run(folder, overwrite, warm_up_tokens, profiled, trace)
+    folder = OutputDir(path, evaluation.shard, processes)
+    content = evaluation.run(folder, overwrite, warm_up_tokens, profiled, trace, alone)
+    if content is None:
+        return None
     markdown.write(folder, **content)
     files.write_page(path, content["rows"], content["environment"])
     return content
 
 
-def replay_to(path, evaluation: Evaluation, replay: ReplayEvaluation, overwrite=False):
+def replay_to(path, evaluation: Evaluation, replay: ReplayEvaluation, overwrite=False, processes=ALONE):
     """Run an evaluation by replay and write its report as evaluate.py does; return the content of report.json."""
-    folder = OutputDir(path, evaluation.shard)
+    folder = OutputDir(path, evaluation.shard, processes)
     content = replay.run(evaluation, folder, overwrite)
+    if content is None:
+        return None
     markdown.write(folder, **content)
     return content
 

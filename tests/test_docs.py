@@ -111,7 +111,7 @@ def test_a_command_can_be_run(hydra_configs, page, command):
     elif arguments[0] in ("python", "python3"):
         check_python(arguments[1:])
     elif arguments[0] == "torchrun":
-        check_python(arguments[arguments.index("train.py") :])
+        check_python(arguments[next(n for n, argument in enumerate(arguments) if argument.endswith(".py")) :])
     else:
         assert arguments[0] in OTHER_COMMANDS, command
 

@@ -19,7 +19,7 @@ from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.batches import Batches, PrefetchingBatches, first_fit_packing, one_per_row
 from ctcdraft.corpus.hidden_states import compute_hidden_states, refuse_over_limit
 from ctcdraft.corpus.token_store import refuse_wrong_masks
-from ctcdraft.distributed import from_environment
+from ctcdraft.distributed import Distributed, Shard, from_environment
 from ctcdraft.errors import InputError
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.planning.corpus import plan_corpus, plan_corpus_dry_run
@@ -107,27 +107,39 @@ def resolve_corpus_paths(config: DictConfig) -> tuple[Any, Path]:
     return given, Path(config.prepared)
 
 
-def load_corpus(config: DictConfig, base: Any) -> prepared.PreparedCorpus | None:
-    """Return the corpus of this base model, prepared now where it is absent; None with plan_only and no corpus yet."""
+def load_corpus(config: DictConfig, base: Any, processes: Distributed) -> prepared.PreparedCorpus | None:
+    """Return the corpus of this base model; None with plan_only and no corpus yet.
+
+    Where it is absent, all processes generate it together.
+    """
     prompts, folder = resolve_corpus_paths(config)
-    if folder != Path(config.prepared) and prepared.is_complete(folder):
+
+    def read() -> prepared.PreparedCorpus:
         return prepared.read_corpus(folder, base.fingerprint())
-    corpus, answers = instantiate(config.corpus, path=prompts), instantiate(config.answers)
+
+    absent = any(processes.all_gather_object(processes.is_local_main and not prepared.is_complete(folder)))
+    if folder != Path(config.prepared) and not absent:
+        return processes.main_process_first(read)
+    corpus = processes.from_main(lambda: instantiate(config.corpus, path=prompts))
+    answers, plan = instantiate(config.answers), None
     # A corpus made otherwise is refused only where the command line sets prompts or responses.
     specified = any(key.lstrip("+").startswith(CORPUS_KEYS) for key in HydraConfig.get().overrides.task)
-    plan = None
-    if not prepared.is_complete(folder):
-        plan = plan_corpus(base, corpus, answers, folder, prepared.SINGLE_SHARD)
-        print(plan)
+    if absent:
+        share = Shard(1, processes.world_size)
+        plan = processes.from_main(lambda: plan_corpus(base, corpus, answers, folder, share))
+        if processes.is_main:
+            print(plan)
         refuse_large_store(config, base, plan.work)
         if config.plan_only:
             return None
     elif not specified and (differing := prepared.differing_settings(base, corpus, answers, folder)):
-        print(f"the corpus in {folder} is used as it is; it was made with {', '.join(differing)}")
-        return prepared.read_corpus(folder, base.fingerprint())
+        if processes.is_main:
+            print(f"the corpus in {folder} is used as it is; it was made with {', '.join(differing)}")
+        return processes.main_process_first(read)
     # A complete corpus is only checked against these prompts and settings.
-    prepared.prepare(base, corpus, answers, folder, {"corpus": portable_config(config.corpus)}, planned=plan)
-    return prepared.read_corpus(folder, base.fingerprint())
+    settings = {"corpus": portable_config(config.corpus)}
+    prepared.prepare(base, corpus, answers, folder, settings, planned=plan, processes=processes)
+    return processes.main_process_first(read)
 
 
 def refuse_large_store(config: DictConfig, base: Any, work: CorpusTokenCounts) -> None:

@@ -6,8 +6,11 @@ import difflib
 import functools
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,12 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ctcdraft.distributed import LostProcessError
 from ctcdraft.errors import InputError, first_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = REPOSITORY / "configs"
+KEPT = "what was finished is kept, and the same command goes on from there"
 
 # Hydra then raises its errors instead of printing them over a page, and `run_hydra_main` prints one sentence.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -36,8 +41,6 @@ def register_resolvers() -> None:
         "prepared_in": default_folder,
         "basename": lambda path: Path(path).name,
         "auto_device": auto_device,
-        # i/N for process i of the N that torchrun started.
-        "auto_shard": lambda: f"{int(os.environ.get('RANK', 0)) + 1}/{os.environ.get('WORLD_SIZE', 1)}",
         # On a CPU tokens must equal autoregression exactly.
         "auto_dtype": lambda device: "float32" if device == "cpu" else "bfloat16",
         "bfloat16_on": bfloat16_on,
@@ -91,11 +94,12 @@ def run_hydra_main(main: Callable[[], Any]) -> None:
     from ctcdraft.config.sweep_jobs import reported_sweep
 
     try:
-        with reported_sweep():
+        with raise_on_sigterm(), reported_sweep():
             main()
-    except KeyboardInterrupt:
-        print_error("stopped by Ctrl-C; what was finished is kept, and the same command goes on from there")
-        raise SystemExit(130) from None  # 128 + SIGINT, as shells report it
+    except KeyboardInterrupt as interrupt:
+        cause = str(interrupt) or "Ctrl-C"
+        print_error(f"stopped by {cause}; {KEPT}")
+        raise SystemExit(128 + (signal.SIGTERM if str(interrupt) else signal.SIGINT)) from None  # as shells report it
     except BrokenPipeError:  # `... --help | head` closed the pipe; flushing at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
@@ -105,6 +109,24 @@ def run_hydra_main(main: Callable[[], Any]) -> None:
         raise SystemExit(1) from None
 
 
+@contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Raise KeyboardInterrupt for SIGTERM, which torchrun sends to the other processes where one has ended."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        job = ", which torchrun sends where another process has ended" if "TORCHELASTIC_RUN_ID" in os.environ else ""
+        raise KeyboardInterrupt(f"SIGTERM{job}")
+
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def print_error(sentence: str) -> None:
     print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
 
@@ -112,7 +134,7 @@ def print_error(sentence: str) -> None:
 def error_sentence(error: Exception) -> str | None:
     """Return the sentence for an error of the input; None where the error is a bug."""
     if (input_error := find_input_error(error)) is not None:
-        return str(input_error)
+        return str(input_error) + (f"; {KEPT}" if isinstance(input_error, LostProcessError) else "")
     if isinstance(error, InstantiationException) and str(error).startswith("Error locating target"):
         return f"{str(error).splitlines()[0].rstrip(':.')}; check the name in _target_"
     if type(error).__module__.split(".")[0] in ("joblib", "submitit"):  # the process of a job was killed

@@ -51,6 +51,7 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "show_labels": positive_int,
     "warm_up_tokens": non_negative_int,
     "timing.questions": non_negative_int,
+    "timing.alone": non_negative_int,
     "plan.flops": positive_or_null,
     "plan.bandwidth": positive_or_null,
     "plan.memory": positive_or_null,

@@ -10,18 +10,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from ctcdraft.corpus import part_files
-from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, batch_samples
+from ctcdraft.corpus.generation.requests import ResponseGenerator, batch_samples
+from ctcdraft.corpus.generation.shared import generate_parts
 from ctcdraft.corpus.part_files import Line, Manifest, describe_path_changes, file_checksum, writer_lock
 from ctcdraft.corpus.token_store import Row, TokenStore
 from ctcdraft.corpus.types import Corpus
-from ctcdraft.distributed import Shard
+from ctcdraft.distributed import ALONE, Distributed, Shard
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
@@ -57,48 +57,56 @@ def prepare(
     settings: dict[str, Any],
     shard: Shard = SINGLE_SHARD,
     planned: PlanRecord | None = None,
+    processes: Distributed = ALONE,
 ) -> Manifest:
     """Generate the base model's response to every turn of every prompt into `out`, or resume, and return the manifest.
 
-    A shard generates its own batches. The shard that finds all parts finished completes the manifest; so shards
-    from machines without a shared disk are merged by copying their parts into one folder and running once more.
-    `settings` and `planned` are recorded for information: to resume, only the base model, the prompts and the
-    generation settings must be the same.
+    The processes of torchrun, all of which must call this, share the batches of a shard. The shard that finds all parts
+    finished completes the manifest; so shards from machines without a shared disk are merged by copying their parts
+    into one folder and running once more. `settings` and `planned` are recorded for information: to resume, only the
+    base model, the prompts and the generation settings must be the same.
     """
     wanted = initial_manifest(base, corpus, answers) | {"settings": settings}
     if planned is not None:
         wanted["plan"] = planned.manifest_entry | {"measured": part_files.PLAN_FILE}
-    existing = part_files.read_manifest(out)
-    if existing is not None and existing["complete"] and has_all_parts(out, existing):
+    if all(processes.all_gather_object(not processes.is_local_main or is_undamaged(out))):
         return begin_manifest(out, wanted)  # without a lock: trainings may share a corpus on a read-only disk
-    with writer_lock(out, shard):
-        if shard == SINGLE_SHARD and not part_files.list_parts(out):
-            part_files.delete_corpus(out)  # a manifest of an attempt, perhaps with other settings, that wrote no part
-        manifest = begin_manifest(out, wanted)
-        if planned is not None:
-            part_files.write_plan(out, planned.measured)
+    batches = dict(enumerate(batch_samples(base.tokenizer, corpus.prompts, answers)))
+    with ExitStack() as stack:
+
+        def begin() -> Manifest:
+            if processes.is_main:
+                stack.enter_context(writer_lock(out, shard))
+                if shard == SINGLE_SHARD and not part_files.list_parts(out):
+                    # A manifest of an attempt, perhaps with other settings, that wrote no part.
+                    part_files.delete_corpus(out)
+            manifest = begin_manifest(out, wanted)
+            if planned is not None:
+                part_files.write_plan(out, planned.measured)
+            return manifest
+
+        manifest = processes.main_process_first(begin)
         known: dict[str, str] = manifest.get("parts", {})
-        batches = batch_samples(base.tokenizer, corpus.prompts, answers)
-        order = sorted(range(len(batches)), key=lambda number: not shard.takes(number))  # its own batches first
-        finished: dict[int, tuple[str, Counter[str]]] = {}  # (checksum, counts) by number of the part
-        generator = MultiTurnGenerator(base, answers)
-        turns = sum(len(one.prompt.turns) for number in order if shard.takes(number) for one in batches[number])
-        # smoothing=0 shows the mean rate of the whole run: the longest prompts come first, so it only gets faster.
-        with tqdm(total=turns, unit=" answers", desc="answering", smoothing=0) as bar:
-            for number in order:
+        own = {number: batch for number, batch in batches.items() if shard.takes(number)}
+        finished = generate_parts(base, answers, out, own, summarise, known, processes)
+
+        def complete() -> Manifest:
+            if not processes.is_main and is_complete(out):
+                return begin_manifest(out, wanted)
+            for number in batches.keys() - own.keys():
                 file = part_files.part_path(out, number)
                 lines = part_files.read_finished_part(file, batches[number], known.get(file.name))
-                if shard.takes(number):
-                    if lines is None:
-                        lines = generator(batches[number])
-                        part_files.write_part(file, lines)
-                    else:
-                        bar.initial += len(lines)  # the rate is that of this run only
-                    bar.update(len(lines))
-                elif lines is None:
+                if lines is None:
                     return manifest  # left to the sibling shard
-                finished[number] = file_checksum(file), count_lines(lines)
-        return complete_manifest(out, manifest, [finished[n] for n in range(len(batches))], len(corpus.prompts))
+                finished[number] = summarise(file, lines)
+            return complete_manifest(out, manifest, [finished[n] for n in range(len(batches))], len(corpus.prompts))
+
+        return processes.main_process_first(complete)
+
+
+def summarise(file: Path, lines: Sequence[Line]) -> tuple[str, Counter[str]]:
+    """Return the checksum and the counts of a part."""
+    return file_checksum(file), count_lines(lines)
 
 
 def count_lines(lines: Sequence[Line]) -> Counter[str]:
@@ -197,8 +205,12 @@ def is_complete(path: Path) -> bool:
     return manifest is not None and manifest["complete"]
 
 
-def has_all_parts(out: Path, manifest: Manifest) -> bool:
-    parts = [(out / name, expected) for name, expected in manifest["parts"].items()]
+def is_undamaged(path: Path) -> bool:
+    """Return whether the manifest of `path` is complete, and all its parts are as they were."""
+    manifest = part_files.read_manifest(path)
+    if manifest is None or not manifest["complete"]:
+        return False
+    parts = [(path / name, expected) for name, expected in manifest["parts"].items()]
     return all(file.is_file() and file_checksum(file) == expected for file, expected in parts)
 
 

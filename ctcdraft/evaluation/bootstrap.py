@@ -84,7 +84,7 @@ def comparison_pairs(names: Sequence[str], wanted: Sequence[Sequence[str]] | Non
 
 @dataclass(frozen=True)
 class QuestionSums:
-    """Totals per question, over its turns; without times, if nothing was timed."""
+    """Totals per question, over its turns; without times, if nothing was timed, and 0 where one question was not."""
 
     committed: Sequence[float]  # tokens, as tau counts them
     passes: Sequence[float]
@@ -98,7 +98,7 @@ class QuestionSums:
         seconds = [sum(answer.seconds for answer in question) for question in questions]
         if not sum(seconds):
             return cls(committed, passes)
-        all_tokens = [sum(len(answer.tokens) for answer in question) for question in questions]
+        all_tokens = [sum(len(answer.tokens) for answer in question if answer.seconds) for question in questions]
         return cls(committed, passes, all_tokens, seconds)
 
 

@@ -114,20 +114,31 @@ class Evaluation:
         }
 
     def run(
-        self, folder: OutputDir, overwrite: bool, warm_up_tokens: int, timing_questions: int, trace: TraceSettings
-    ) -> dict[str, Any]:
+        self, folder: OutputDir, overwrite: bool, warm_up_tokens: int, timing_questions: int, trace: TraceSettings,
+        alone: int = 0,
+    ) -> dict[str, Any] | None:  # fmt: skip
         """Answer the questions that the folder does not hold yet; return the content of report.json for all it holds.
+
+        Several processes share the questions, untimed, as they disturb each other. Then all but the first return None.
 
         Args:
             warm_up_tokens: tokens that every contestant decodes before anything is timed.
             timing_questions: questions decoded once more with a stopwatch inside the loop, for c, v and o.
+            alone: questions that the first of several processes answers, with times.
         """
+        processes = folder.processes
         folder.open(self.settings(warm_up_tokens), len(self.benchmark.prompts), overwrite)
-        if self.sizes is not None:
+        if self.sizes is not None and processes.is_main:
             folder.write_sizes(self.sizes)  # after open(): a folder that refuses this evaluation keeps its sizes
         setup, prompts = self.setup, self.prompts
-        progress = runner.remaining_progress(setup, prompts, folder, timing_questions, trace.questions)
-        answered = runner.run_questions(setup, prompts, folder, warm_up_tokens, progress)
+        todo = runner.unfinished(prompts, folder)
+        shared, timed = runner.split_timed(todo, prompts, processes, alone)
+        own = [*shared.values()][processes.rank :: processes.world_size] + [*timed.values()]
+        progress = runner.remaining_progress(setup, prompts, own, folder, timing_questions, trace.questions)
+        runner.run_questions(setup, shared, folder, warm_up_tokens, progress, processes)
+        if not processes.is_main:
+            return None
+        runner.run_questions(setup, timed, folder, warm_up_tokens, progress)
         records = folder.records(len(self.benchmark.prompts))
         own_records = [record for record in records if record.index in prompts]
         profiled = runner.sample_evenly(own_records, timing_questions)
@@ -137,17 +148,11 @@ class Evaluation:
         if traced and not folder.trace_file.is_file():
             questions = {record.index: prompts[record.index] for record in traced}
             folder.write_trace(trace.trace_answers(setup, questions, progress))
-        rows, circumstances = self.rows(records, Profile.merge_shards(folder.timings()), answered)
+        rows, circumstances = self.rows(records, Profile.merge_shards(folder.timings()), len(todo))
         answers = {name: [record.answers(name) for record in records] for name in self.contestants}
         differences = paired_differences(self.pairs, answers, setup.seed)
-        return {
-            "rows": rows,
-            "environment": circumstances,
-            "differences": [
-                {"nodes": setup.settings.nodes, "adaptive": bool(self.predicted), **difference}
-                for difference in differences
-            ],
-        }
+        labels = {"nodes": setup.settings.nodes, "adaptive": bool(self.predicted)}
+        return {"rows": rows, "environment": circumstances, "differences": [labels | each for each in differences]}
 
     def profile_questions(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Profile:
         """Decode these questions again with a stopwatch, in another order."""
@@ -221,6 +226,7 @@ class Evaluation:
         return SAME_DISTRIBUTION if settings.lossless else NO_GUARANTEE
 
     def circumstances(self, records: list[Record], timing: Profile | None, answered: int) -> dict[str, Any]:
+        timed = sum(record.timed for record in records)
         cuts = [turn.cut for record in records for turn in record.turns if turn.cut]
         return {
             **environment(),
@@ -236,6 +242,7 @@ class Evaluation:
                 "asked": len(self.benchmark.prompts),
                 "finished": len(records),
                 "reused": len(records) - answered,
+                **({"timed": timed} if 0 < timed < len(records) else {}),
             },
             "cut": {"turns": len(cuts), "tokens": sum(cuts)},
         }

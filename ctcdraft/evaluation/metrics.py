@@ -126,13 +126,13 @@ def speedups(ours: Questions, theirs: Questions) -> dict[str, Any]:
 
 
 def tokens_per_second(questions: Questions) -> float | None:
-    """Return tokens per second, prefill and first token included."""
-    answers = [answer for question in questions for answer in question]
+    """Return tokens per second, prefill and first token included, of the answers that were timed."""
+    answers = [answer for question in questions for answer in question if answer.seconds]
     return ratio(sum(len(answer.tokens) for answer in answers), sum(answer.seconds for answer in answers))
 
 
 def decode_tokens_per_second(questions: Questions) -> float | None:
-    answers = [answer for question in questions for answer in question]
+    answers = [answer for question in questions for answer in question if answer.seconds]
     return ratio(sum(answer.committed for answer in answers), sum(answer.seconds_decode for answer in answers))
 
 

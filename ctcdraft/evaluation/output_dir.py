@@ -1,7 +1,7 @@
 """Output directory of one evaluation: records are appended, settings compared, the files of all shards read together.
 
 settings.json        what must be equal for all records here
-questions*.jsonl     one record per line; every shard writes its own file
+questions*.jsonl     one record per line; each shard writes its own file, and each process that shares it, until the end
 timing*.json         the profile of each shard
 explorer*.json       traces of a few answers, for report.html
 sizes.json           what decoding.nodes=auto chose, before the first question
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.distributed import Shard
+from ctcdraft.distributed import ALONE, Distributed, Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.profiling import Profile
 from ctcdraft.evaluation.records import Record, from_json, to_json
@@ -32,12 +32,15 @@ OVERWRITE_ADVICE = "choose another out=, or add overwrite=true to replace it"
 
 
 class OutputDir:
-    """The files of one evaluation, from the view of one shard."""
+    """The files of one evaluation, from the view of one shard, or of one of the processes that share it."""
 
-    def __init__(self, path: Path, shard: Shard) -> None:
+    def __init__(self, path: Path, shard: Shard, processes: Distributed = ALONE) -> None:
         self.path = path
         self.shard = shard
-        self.questions_file = path / f"questions{shard}.jsonl"
+        self.processes = processes
+        self._shard_file = path / f"questions{shard}.jsonl"
+        rank = processes.rank
+        self.questions_file = path / f"questions{shard}.rank{rank}.jsonl" if rank else self._shard_file
         self.profile_file = path / f"timing{shard}.json"
         self.trace_file = path / f"explorer{shard}.json"
         self._sizes = path / "sizes.json"
@@ -45,16 +48,25 @@ class OutputDir:
     def open(self, settings: dict[str, Any], questions: int, overwrite: bool) -> None:
         """Prepare the folder for `append`; raise InputError if it holds another evaluation or a larger report.
 
+        All processes must call it.
+
         Args:
             questions: number of questions of all shards.
             overwrite: remove this shard's files, the report and the files of another split.
         """
+        self.processes.from_main(lambda: self._open(settings, questions, overwrite))
+        self.path.mkdir(parents=True, exist_ok=True)  # on the disk of another machine
+        if overwrite and not self.processes.is_main:
+            self.questions_file.unlink(missing_ok=True)
+        self.collect()  # the records of a job that was killed
+
+    def _open(self, settings: dict[str, Any], questions: int, overwrite: bool) -> None:
         existing = self._read_settings(overwrite)
         foreign_files = self._files_of_other_splits()
         if overwrite:
             # The files of other shards of this evaluation remain: they may be running.
             own_files = self.questions_file, self.profile_file, self.trace_file
-            remove_files([*own_files, *foreign_files, *self._matching_files(REPORT_FILES)])
+            remove_files([*own_files, *self._rank_files(), *foreign_files, *self._matching_files(REPORT_FILES)])
             if existing is not None and differing_keys(existing, settings):
                 remove_files(self._matching_files(EVALUATION_FILES))
                 existing = None
@@ -73,13 +85,35 @@ class OutputDir:
         if self.questions_file.is_file():  # an interrupted process leaves an incomplete last line
             os.truncate(self.questions_file, self.questions_file.read_bytes().rfind(b"\n") + 1)
 
+    def _rank_files(self) -> list[Path]:
+        """Return the files of the further processes of this shard that are on this disk."""
+        return sorted(self.path.glob(f"questions{self.shard}.rank*.jsonl"))
+
+    def collect(self) -> None:
+        """Move the records of all processes into the file of the first one; all processes must call it."""
+        own = [] if self.processes.is_main else finished_lines(self.questions_file)
+        gathered = [line for lines in self.processes.all_gather_object(own) for line in lines]
+        self.processes.from_main(lambda: self._add_lines(gathered))
+        if not self.processes.is_main:
+            self.questions_file.unlink(missing_ok=True)
+
+    def _add_lines(self, lines: list[str]) -> None:
+        files = self._rank_files()  # also of processes that are not started again
+        lines += [line for file in files for line in finished_lines(file)]
+        if lines:
+            by_index = {json.loads(line)["index"]: line for line in [*lines, *finished_lines(self._shard_file)]}
+            write_text(self._shard_file, "".join(by_index[index] + "\n" for index in sorted(by_index)))
+        remove_files(files)
+
     def _matching_files(self, patterns: Iterable[str]) -> list[Path]:
         return [file for pattern in patterns for file in self.path.glob(pattern)]
 
     def _files_of_other_splits(self) -> list[Path]:
         """Return the files of shards i/M where this one is i/N: they hold the same questions a second time."""
         present = self._matching_files(f"{start}*{end}" for start, end in SHARD_FILES)
-        ours = self._matching_files(f"{start}{self.shard.siblings}{end}" for start, end in SHARD_FILES)
+        siblings = self.shard.siblings
+        names = [f"{start}{siblings}{rank}{end}" for start, end in SHARD_FILES for rank in ("", ".rank*")]
+        ours = self._matching_files(names)
         return sorted(set(present) - set(ours))
 
     def _read_settings(self, overwrite: bool) -> dict[str, Any] | None:
@@ -106,7 +140,7 @@ class OutputDir:
         records: dict[int, Record] = {}
         for file in sorted(self.path.glob("questions*.jsonl")):
             # Text after the last line end is incomplete, or is being written by another shard.
-            for number, line in enumerate(file.read_text().split("\n")[:-1], 1):
+            for number, line in enumerate(finished_lines(file), 1):
                 try:
                     record = from_json(line)
                 except (ValueError, KeyError, TypeError) as error:
@@ -136,6 +170,11 @@ class OutputDir:
 
     def timings(self) -> list[Profile]:
         return [Profile.from_json(json.loads(file.read_text())) for file in sorted(self.path.glob("timing*.json"))]
+
+
+def finished_lines(file: Path) -> list[str]:
+    """Return the lines of a file without an incomplete last one; none where it is absent."""
+    return file.read_text().split("\n")[:-1] if file.is_file() else []
 
 
 def refuse_differences(stored: dict[str, Any], now: dict[str, Any], start: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ctcdraft.decoding.settings import DecodeStep
@@ -85,6 +85,21 @@ class Record:
 
     def answers(self, contestant: str) -> list[Answer]:
         return [turn.answers[contestant] for turn in self.turns]
+
+    @property
+    def timed(self) -> bool:
+        return any(answer.seconds for turn in self.turns for answer in turn.answers.values())
+
+    def without_times(self) -> Record:
+        """Return the record with times of 0, which metrics leave out: other processes ran beside it."""
+
+        def untimed(turn: Turn) -> Turn:
+            answers = {
+                name: replace(one, seconds_prefill=0.0, seconds_decode=0.0) for name, one in turn.answers.items()
+            }
+            return replace(turn, answers=answers)
+
+        return replace(self, turns=tuple(map(untimed, self.turns)))
 
 
 def to_json(record: Record) -> str:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import uses_fixed_shapes
+from ctcdraft.distributed import ALONE, Distributed
 from ctcdraft.drafters.controls import find_oracle, give_oracle_text
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate, generate_answer
 from ctcdraft.evaluation.distribution_test import PITHistogram, draft_distributions, pit_histogram
@@ -31,24 +32,45 @@ T = TypeVar("T")
 
 
 def run_questions(
-    setup: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, warm_up_tokens: int, progress: Progress
-) -> int:
-    """Answer the questions the folder does not hold, writing each record at once; return how many they were."""
-    todo = unfinished(prompts, folder)
+    setup: EvaluationSetup,
+    todo: Mapping[int, Prompt],
+    folder: OutputDir,
+    warm_up_tokens: int,
+    progress: Progress,
+    processes: Distributed = ALONE,
+) -> None:
+    """Answer questions, writing each record at once; without times where several processes share them."""
     if not todo:
-        return 0
+        return
     warm_up(setup, next(iter(todo.values())), warm_up_tokens)
     checker = LosslessnessChecker(setup)
     progress.begin()
-    for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
-        folder.append(run_question(setup, checker, index, prompt, progress))
-    return len(todo)
+    for index in deal_questions(todo, processes):
+        record = run_question(setup, checker, index, todo[index], progress)
+        folder.append(record if processes.world_size == 1 else record.without_times())
+    if processes.world_size > 1:
+        folder.collect()
+
+
+def deal_questions(todo: Mapping[int, Prompt], processes: Distributed) -> Iterable[int]:
+    """Return the indices of the questions that this process answers, with a progress bar in the first process."""
+    disable = None if processes.is_main else True  # None: no bar unless stderr is a terminal
+    return tqdm(processes.deal([*todo]), desc="questions", total=len(todo), disable=disable)
 
 
 def unfinished(prompts: Mapping[int, Prompt], folder: OutputDir) -> dict[int, Prompt]:
     """Return the questions of which the folder holds no record."""
-    done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
-    return {index: prompt for index, prompt in prompts.items() if index not in done}
+    records = folder.processes.from_main(lambda: [one.index for one in folder.records(max(prompts, default=-1) + 1)])
+    return {index: prompt for index, prompt in prompts.items() if index not in set(records)}
+
+
+def split_timed(
+    todo: Mapping[int, Prompt], prompts: Mapping[int, Prompt], processes: Distributed, alone: int
+) -> tuple[dict[int, Prompt], dict[int, Prompt]]:
+    """Return the questions that all processes share, and those that the first one answers alone, with times."""
+    timed = [] if processes.world_size == 1 else sample_evenly([*prompts], alone)
+    shared = {index: prompt for index, prompt in todo.items() if index not in timed}
+    return shared, {index: prompt for index, prompt in todo.items() if index in timed}
 
 
 def warm_up(setup: EvaluationSetup, prompt: Prompt, tokens: int) -> None:
@@ -171,11 +193,17 @@ def timed_answer(setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int)
 
 
 def remaining_progress(
-    setup: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, profiled: int, traced: int
+    setup: EvaluationSetup,
+    prompts: Mapping[int, Prompt],
+    todo: Sequence[Prompt],
+    folder: OutputDir,
+    profiled: int,
+    traced: int,
 ) -> Progress:
     """Return the progress over the answers to come, each of one contestant to one turn; warm-up is not counted.
 
     Args:
+        todo: the questions to be answered, about as many as the first of several processes will answer.
         profiled: number of questions decoded again with a stopwatch.
         traced: number of questions whose first turn is decoded again for report.html.
     """
@@ -183,7 +211,6 @@ def remaining_progress(
     def turns(several: Iterable[Prompt]) -> int:
         return sum(len(prompt.turns) for prompt in several)
 
-    todo = list(unfinished(prompts, folder).values())
     to_profile = [] if folder.profile_file.is_file() else sample_evenly([*prompts.values()], profiled)
     to_trace = [] if folder.trace_file.is_file() else sample_evenly([*prompts.values()], traced)
     contestants = len(setup.contestants)
@@ -191,7 +218,7 @@ def remaining_progress(
     # The first line is due when all contestants have answered a question.
     first = contestants * turns(todo[:1]) or own_loop * turns(to_profile[:1]) or own_loop
     total = contestants * turns(todo) + own_loop * (turns(to_profile) + len(to_trace))
-    return Progress(total, "answers", first=first)
+    return Progress(total, "answers", first=first, write=None if folder.processes.is_main else lambda line: None)
 
 
 def sample_evenly(questions: Sequence[T], count: int) -> list[T]:

@@ -148,6 +148,10 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
         )
     if questions["finished"] < questions["asked"]:
         lines.append(f"{questions['finished']} of {questions['asked']} questions are finished; other shards may follow")
+    if "timed" in questions:
+        lines.append(
+            f"times and speed-ups are those of {questions['timed']} questions, which one process answered alone"
+        )
     if questions.get("reused"):
         lines.append(
             f"the responses to {questions['reused']} of {questions['finished']} questions are reused from an earlier "

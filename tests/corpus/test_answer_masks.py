@@ -121,7 +121,7 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
         truths = [slow_answer_mask(tokenizer, messages[: 2 * n + 2], end, space) for n in range(len(pairs))]
         written = {(str(number), turn): ids for turn, (ids, _) in enumerate(truths)}
         prompt = Prompt(str(number), "test", tuple(user["content"] for user, _ in pairs), None)
-        lines = MultiTurnGenerator(base, Script(1, 1, 0.0, 0, 1, written))([Sample(prompt, 0)])
+        lines = MultiTurnGenerator(base, Script(1, 1, 0.0, 0, 1, written).start(base))([Sample(prompt, 0)])
         for line, (ids, mask) in zip(lines, truths, strict=True):
             last = len(mask) - mask[::-1].index(1)
             if line["turn"] and line["tokens"] != ids[:last]:

@@ -59,7 +59,10 @@ def prompts_of(*texts):
 
 
 def ask(answers, base, *texts):
-    return answers.start(base)(make_requests(prompts_of(*texts)))
+    client = answers.start(base)
+    replies = client(make_requests(prompts_of(*texts)))
+    client.verify()
+    return replies
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
@@ -97,9 +100,9 @@ def test_responses_that_change_in_reencoding_are_dropped_with_their_later_turns(
     assert rows(base, tmp_path / "served").items() <= rows(base, tmp_path / "here").items()
 
 
-def test_at_most_concurrency_requests_run_at_a_time(base):
+def test_at_most_concurrency_requests_run_at_a_time(base, tmp_path):
     with serving(base, True) as server:
-        ask(served(server, concurrency=3), base, *TEXTS * 4)
+        prepare(base, served(server, concurrency=3), tmp_path)
         assert 2 <= server.max_in_flight <= 3
 
 
@@ -132,14 +135,14 @@ def test_a_lasting_failure_loses_no_finished_part(base, tmp_path, trouble, sente
         server.requests.clear()
         server.trouble = lambda number: trouble if number >= 9 else None
         with pytest.raises(InputError, match=f"at one request .last: ({sentence}).*run again: finished"):
-            prepare(base, served(server, timeout_s=3.0, retries=0), tmp_path / "cut")
+            prepare(base, served(server, timeout_s=3.0, retries=0, concurrency=1), tmp_path / "cut")
         finished = sorted(tmp_path.glob("cut/part-*"))
         assert len(finished) == 1
         server.trouble = lambda number: None
         before = len(server.requests)
         prepare(base, served(server), tmp_path / "cut")
         asked_again = [body["prompt"] for body in server.requests[before:]]
-        lines = [json.loads(line) for line in finished[0].read_text().splitlines()]
+        lines = [json.loads(line) for part in finished for line in part.read_text().splitlines()]
         assert asked_again
         assert not [line for line in lines if line["tokens"][: line["mask"].index(1)] in asked_again]
     whole, cut = ({one.name: one.read_bytes() for one in tmp_path.glob(f"{name}/*")} for name in ("whole", "cut"))

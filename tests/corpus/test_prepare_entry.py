@@ -150,12 +150,12 @@ def test_show_generates_where_nothing_is_prepared_and_writes_nothing(world):
     assert not (world / "elsewhere").exists()
 
 
-def test_two_processes_of_torchrun_write_what_one_writes(world):
+def test_two_shards_write_what_one_process_writes(world):
     size = "answers.batch_size=2"
-    for rank in ("1", "0"):
-        one = run(world, "out=pair", size, RANK=rank, WORLD_SIZE="2", LOCAL_RANK=rank)
+    for shard in ("2/2", "1/2"):
+        one = run(world, "out=pair", size, f"shard={shard}")
         assert one.returncode == 0, one.stderr
-        assert ("shard 2 of 2 is finished in pair" in one.stdout) == (rank == "1")
+        assert ("shard 2 of 2 is finished in pair" in one.stdout) == (shard == "2/2")
     assert "8 answers to 8 prompts in pair" in one.stdout
     assert run(world, "out=alone", size).returncode == 0
     alone, pair = (

@@ -7,14 +7,9 @@ import torch
 from prompts import make_requests
 from tiny_models import EOS_ID, random_base
 
-from ctcdraft.corpus.generation.openai import (
-    reencode_text,
-    refuse_mismatched_responses,
-    response_log_probs,
-    text_request,
-    with_stop_token,
-)
+from ctcdraft.corpus.generation.openai import reencode_text, text_request, with_stop_token
 from ctcdraft.corpus.generation.requests import Response, Skipped
+from ctcdraft.corpus.generation.response_check import refuse_mismatched_responses, response_log_probs
 from ctcdraft.errors import InputError
 
 PROMPT = [0, 40, 41, 42]

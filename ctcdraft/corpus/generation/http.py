@@ -1,12 +1,11 @@
-"""JSON over HTTP with retries (httpx), and a concurrent map that does not wait for hanging requests."""
+"""JSON over HTTP with retries (httpx), and work in threads that does not wait for hanging requests."""
 
 from __future__ import annotations
 
 import os
 import ssl
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from queue import Queue
@@ -107,38 +106,41 @@ class JSONClient:
         )
 
 
-def map_concurrently(
-    work: Callable[[Item, threading.Event], Result], items: Sequence[Item], concurrency: int
-) -> list[Result]:
-    """Return work(item, cancelled) for all items in their order, `concurrency` of them at a time.
+def stream_concurrently(
+    work: Callable[[Item], Result], items: Iterable[Item], concurrency: int, cancelled: threading.Event
+) -> Iterator[tuple[Item, Result]]:
+    """Yield each item with work(item) as it is finished; until the items run out, `concurrency` are at work at a time.
 
-    The first exception is raised at once, and sets `cancelled` for the others.
+    An item is taken from `items` when a thread is free for it. The first exception is raised at once, and sets
+    `cancelled`, as the end of the iteration does.
     """
-    cancelled = threading.Event()
-    finished: Queue[tuple[int, Any, BaseException | None]] = Queue()
-    waiting = deque(enumerate(items))  # whose popleft is atomic
+    remaining, taking = iter(items), threading.Lock()
+    finished: Queue[tuple[Item, Result] | BaseException | None] = Queue()
 
     def worker() -> None:
-        while not cancelled.is_set():
-            try:
-                number, item = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                finished.put((number, work(item, cancelled), None))
-            except BaseException as error:  # raised by the thread that waits for the results
-                finished.put((number, None, error))
+        try:
+            while not cancelled.is_set():
+                with taking:  # a generator must not run in two threads
+                    item = next(remaining)
+                finished.put((item, work(item)))
+        except StopIteration:
+            pass
+        except BaseException as error:  # raised by the thread that waits for the results
+            finished.put(error)
+        finished.put(None)
 
     # Daemons: a ThreadPoolExecutor would keep the process alive until the last hanging request has timed out.
-    for _ in range(min(concurrency, len(items))):
+    for _ in range(concurrency):
         threading.Thread(target=worker, daemon=True).start()
-    results: list[Any] = [None] * len(items)
+    running = concurrency
     try:
-        for _ in items:
-            number, result, error = finished.get()
-            if error is not None:
-                raise error
-            results[number] = result
+        while running:
+            result = finished.get()
+            if isinstance(result, BaseException):
+                raise result
+            if result is None:
+                running -= 1
+            else:
+                yield result
     finally:
         cancelled.set()
-    return results

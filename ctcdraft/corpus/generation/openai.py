@@ -10,30 +10,38 @@ Where no ids are returned the text is encoded again. A response is skipped and c
 tokens: unless decode(encode(text)) == text, with as many tokens as the server reports.
 
 A server may have other weights, change the distribution (top-k and penalties from the model's generation config), or
-ignore the temperature. The text does not show that, but the base model's own probabilities do; so some responses of the
-first batch are checked with them.
+ignore the temperature. The text does not show that, but the base model's own probabilities do; so the first responses
+are checked with them, before any is written.
+
+Each of `concurrency` threads takes a conversation through all its turns and then the next one, of whichever batch: no
+thread waits for the longest response of a turn or of a batch. The conversations of most turns come first, so that the
+threads end together.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ctcdraft.corpus.generation.http import JSONClient, RefusedError, map_concurrently
-from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped, SkipReason
+from ctcdraft.corpus.generation.http import JSONClient, RefusedError, stream_concurrently
+from ctcdraft.corpus.generation.requests import (
+    Line,
+    MultiTurnGenerator,
+    Request,
+    Response,
+    ResponseGenerator,
+    Sample,
+    Skipped,
+    SkipReason,
+)
+from ctcdraft.corpus.generation.response_check import refuse_mismatched_responses
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.models.base_model import BaseLM
 
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # a truncated character, which would survive encoding and decoding
-MIN_GREEDY_AGREEMENT = 0.9  # of greedy tokens: in bfloat16 near ties can be decided otherwise
-MAX_EXCESS_NATS = 0.1  # per token, between the mean surprisal of sampled tokens and the entropy, and ...
-MAX_DEVIATIONS = 6.0  # ... at least this many standard deviations, so that few tokens prove nothing
 
 RequestBody = dict[str, Any]
 RequestFormat = Callable[[BaseLM, Request], RequestBody | Skipped]  # the fields that depend on the format
@@ -41,7 +49,7 @@ RequestFormat = Callable[[BaseLM, Request], RequestBody | Skipped]  # the fields
 
 @dataclass(frozen=True)
 class ServedAnswers(ResponseGenerator):
-    """The server at `url`, with up to `concurrency` requests of a batch at a time."""
+    """The server at `url`, with `concurrency` requests at a time, across turns and batches."""
 
     url: str
     model: str
@@ -50,7 +58,7 @@ class ServedAnswers(ResponseGenerator):
     retries: int
     backoff_s: float
     key_from: str | None
-    checked: int  # responses of the first batch that are verified
+    checked: int  # first responses that are verified
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,46 +73,95 @@ class ServedAnswers(ResponseGenerator):
     def generation_settings(self) -> dict[str, Any]:
         return super().generation_settings() | {"model": self.model}
 
-    def start(self, base: BaseLM) -> GenerateFn:
+    def start(self, base: BaseLM) -> OpenAIClient:
         return OpenAIClient(base, self)
+
+    def answer_batches(
+        self, base: BaseLM, batches: Iterable[tuple[int, Sequence[Sample]]]
+    ) -> Iterator[tuple[int, list[Line]]]:
+        """Yield the batches as they are finished; each thread answers one conversation after another."""
+        client = self.start(base)
+        generator = MultiTurnGenerator(base, client)
+        begun: dict[int, list[list[Line] | None]] = {}  # the lines of each conversation of a batch
+
+        def conversations() -> Iterator[tuple[int, int, Sample]]:
+            for number, batch in batches:
+                begun[number] = [None] * len(batch)
+                yield from ((number, place, sample) for place, sample in enumerate(batch))
+
+        def answer(conversation: tuple[int, int, Sample]) -> list[Line]:
+            return generator([conversation[2]])
+
+        for (number, place, _), lines in stream_concurrently(
+            answer, conversations(), self.concurrency, client.cancelled
+        ):
+            begun[number][place] = lines
+            if None not in begun[number]:
+                client.verify()
+                yield number, [line for lines in begun.pop(number) for line in lines or ()]
 
 
 @dataclass
 class OpenAIClient:
-    """One server, the request format that it accepts, and whether its responses have been verified."""
+    """One server, the request format that it accepts, and whether its responses have been verified.
+
+    It answers requests of several threads at a time.
+    """
 
     base: BaseLM
     answers: ServedAnswers
     request_formats: list[RequestFormat] = field(default_factory=lambda: [token_id_request, text_request])
-    verified: bool = False
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._changing, self._verifying = threading.Lock(), threading.Lock()
+        self._accepted = False  # a request in the first of the formats
+        self._pairs: list[tuple[list[int], list[int]]] = []  # (prompt, response), to be verified
+        self._verified = not self.answers.checked
 
     def __call__(self, requests: Sequence[Request]) -> list[Response | Skipped]:
-        if self.verified:
-            return map_concurrently(self._generate, requests, self.answers.concurrency)
-        # The first request alone, to find the format.
-        first, rest = self._probe_request_format(requests[0]), requests[1:]
-        replies = [first, *map_concurrently(self._generate, rest, self.answers.concurrency)]
-        both = zip(requests, replies, strict=True)
-        pairs = [(list(request.tokens), reply.tokens) for request, reply in both if isinstance(reply, Response)]
-        server = f"the server at {self.answers.url}"
-        refuse_mismatched_responses(self.base, pairs[: self.answers.checked], self.answers.temperature, server)
-        self.verified = bool(pairs)
-        return replies
+        """Answer requests one after another."""
+        return [self._answer(request) for request in requests]
 
-    def _probe_request_format(self, request: Request) -> Response | Skipped:
-        """Answer one request, dropping the first format as long as the server refuses it."""
+    def verify(self) -> None:
+        """Raise InputError if the first responses cannot come from this base; they are checked once."""
+        with self._verifying:
+            if self._verified or not self._pairs:
+                return
+            pairs, server = self._pairs[: self.answers.checked], f"the server at {self.answers.url}"
+            refuse_mismatched_responses(self.base, pairs, self.answers.temperature, server)
+            self._verified = True
+
+    def _answer(self, request: Request) -> Response | Skipped:
+        reply = self._generate(request)
+        if isinstance(reply, Response) and not self._verified:
+            with self._changing:
+                self._pairs.append((list(request.tokens), reply.tokens))
+                enough = len(self._pairs) == self.answers.checked
+            if enough:  # in this thread, so that the server goes on answering the others
+                self.verify()
+        return reply
+
+    def _generate(self, request: Request) -> Response | Skipped:
+        """Answer a request in the first format; drop that as long as the server refuses it and has accepted none."""
         while True:
+            request_format = self.request_formats[0]
+            prompt = request_format(self.base, request)
+            if isinstance(prompt, Skipped):
+                return prompt
             try:
-                return self._generate(request, threading.Event())
+                reply = self._complete(request, prompt)
             except RefusedError:
-                if len(self.request_formats) == 1:
-                    raise
-                self.request_formats.pop(0)
+                with self._changing:
+                    if self.request_formats[0] is request_format:  # not dropped by another thread
+                        if self._accepted or len(self.request_formats) == 1:
+                            raise
+                        self.request_formats.pop(0)
+            else:
+                self._accepted = True
+                return reply
 
-    def _generate(self, request: Request, cancelled: threading.Event) -> Response | Skipped:
-        prompt = self.request_formats[0](self.base, request)
-        if isinstance(prompt, Skipped):
-            return prompt
+    def _complete(self, request: Request, prompt: RequestBody) -> Response | Skipped:
         body = {
             "model": self.answers.model,
             "max_tokens": self.answers.max_response_tokens(self.base, request),
@@ -112,7 +169,7 @@ class OpenAIClient:
             "top_p": 1.0,
             "seed": request.random_key(self.answers.seed) % 2**31,  # some servers accept 31 bits only
         }
-        reply = self.answers.server.post("/completions", body | prompt, cancelled)
+        reply = self.answers.server.post("/completions", body | prompt, self.cancelled)
         try:
             choice = reply["choices"][0]
             text, ids, finish_reason = choice["text"], choice.get("token_ids"), choice.get("finish_reason")
@@ -172,45 +229,3 @@ def with_stop_token(base: BaseLM, ids: list[int], finish_reason: str | None, ori
         eos = base.tokenizer.eos_token_id
         ids = [*ids, eos if eos in base.stop_token_ids else min(base.stop_token_ids)]
     return Response(ids, origin) if ids else Skipped(SkipReason.EMPTY_RESPONSE)
-
-
-def refuse_mismatched_responses(
-    base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, source: str
-) -> None:
-    """Raise InputError if the (prompt, response) pairs of `source` cannot come from this base at this temperature.
-
-    Greedy: nearly every token must be the base model's argmax. Sampled: the mean surprisal (negative log-probability)
-    of the tokens must equal the mean entropy of the base model's distributions.
-    """
-    matching, excess, variance, tokens = 0, 0.0, 0.0, 0
-    for prompt, response in pairs:
-        log_probs_LV = response_log_probs(base, prompt, response, temperature or 1.0)
-        tokens += len(response)
-        tokens_L = torch.tensor(response, device=log_probs_LV.device)
-        matching += int((log_probs_LV.argmax(dim=-1) == tokens_L).sum())
-        probs_LV = log_probs_LV.exp()
-        entropy_L = -(probs_LV * log_probs_LV).sum(dim=-1)
-        excess += float((-log_probs_LV.gather(1, tokens_L[:, None])[:, 0] - entropy_L).sum())
-        variance += float(((probs_LV * log_probs_LV**2).sum(dim=-1) - entropy_L**2).sum())
-    if not tokens:
-        return
-    if temperature == 0 and matching < MIN_GREEDY_AGREEMENT * tokens:
-        raise InputError(
-            f"{source} does not answer as {base.name}: of {tokens} greedy tokens {matching} are the base's argmax; "
-            "serve this base, without penalties, or choose the base= that is served"
-        )
-    if temperature > 0 and abs(excess) > max(MAX_EXCESS_NATS * tokens, MAX_DEVIATIONS * variance**0.5):
-        raise InputError(
-            f"{source} does not sample as {base.name} does at temperature {temperature}: the mean surprisal of its "
-            f"tokens is {excess / tokens:+.2f} nats off the base's entropy; serve this base, without top-k, top-p or "
-            "penalties of its own"
-        )
-
-
-@torch.inference_mode()
-def response_log_probs(base: BaseLM, prompt: list[int], response: list[int], temperature: float) -> Tensor:
-    """Return log_probs_LV of the base model at every response token, in float64."""
-    tokens_BL = torch.tensor([[*prompt, *response[:-1]]], device=base.device)
-    states_BLD = base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))
-    logits_LV = base.head(states_BLD[0, len(prompt) - 1 :, : base.width])
-    return (logits_LV.double() / temperature).log_softmax(dim=-1)

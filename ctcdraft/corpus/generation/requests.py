@@ -3,8 +3,9 @@
     prompts -> samples (`samples` per prompt) -> sorted -> batches; shard i/N takes every N-th batch, whole
                                                            `-> requests for turn 1 of the batch, then for turn 2, ...
 
-A batch is generated through all its turns before the next one begins, so it needs the responses of no other batch: no
-shard waits for another, and its content depends neither on the process that generates it nor on the time.
+A batch needs the responses of no other batch: no shard waits for another, and its content depends neither on the
+process that generates it nor on the time. A model in this process generates a batch turn by turn; a server is sent each
+conversation's next turn as soon as its last one is answered, across turns and batches (openai.py).
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import cached_property
 from typing import Any, ClassVar
 
 from ctcdraft import hardware
@@ -151,6 +151,16 @@ class ResponseGenerator(ABC):
     def start(self, base: BaseLM) -> GenerateFn:
         """Return the function that answers a batch of requests. Called once, before the first batch."""
 
+    def answer_batches(
+        self, base: BaseLM, batches: Iterable[tuple[int, Sequence[Sample]]]
+    ) -> Iterator[tuple[int, list[Line]]]:
+        """Yield each batch's number and part-file lines, in any order; the next batch is taken when it is begun."""
+        generator = None
+        for number, batch in batches:
+            # Not before the first batch: a resumed corpus may need no engine.
+            generator = generator or MultiTurnGenerator(base, self.start(base))
+            yield number, generator(batch)
+
     def benchmark_speed(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed | None:
         """Return the speed of a short trial on prompts, one per row of a batch; None where it cannot be measured."""
         return None
@@ -185,11 +195,7 @@ class MultiTurnGenerator:
     """Generates all turns of a batch, each after the base model's own responses."""
 
     base: BaseLM
-    answers: ResponseGenerator
-
-    @cached_property
-    def _generate(self) -> GenerateFn:
-        return self.answers.start(self.base)  # not before the first batch: a resumed corpus may need no engine
+    generate: GenerateFn
 
     def __call__(self, batch: Sequence[Sample]) -> list[Line]:
         """Return the part-file lines of all turns, sample after sample."""
@@ -199,7 +205,7 @@ class MultiTurnGenerator:
             # Without those that are finished, and those with a skipped response.
             active = [n for n, one in enumerate(batch) if turn < len(one.prompt.turns) and len(responses[n]) == turn]
             requests = [build_request(self.base, batch[n], responses[n]) for n in active]
-            replies = self._generate(requests) if requests else []
+            replies = self.generate(requests) if requests else []
             for n, request, reply in zip(active, requests, replies, strict=True):
                 lines[n].append(self._part_line(request, reply))
                 if isinstance(reply, Response):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped, SkipReason
+from ctcdraft.distributed import from_environment
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
@@ -29,6 +30,11 @@ class VllmAnswers(ResponseGenerator):
     enforce_eager: bool  # false: vLLM compiles the model first, which takes minutes on a CPU
 
     def start(self, base: BaseLM) -> GenerateFn:
+        if (processes := from_environment().world_size) > 1:  # whose process group vLLM would take for its own
+            raise InputError(
+                f"answers=vllm cannot run in {processes} processes of torchrun; start one process per device, with "
+                "CUDA_VISIBLE_DEVICES and shard=i/N, or give answers=openai and the address of a server"
+            )
         # The engine in this process, not in a child: one whose parent was killed goes on and keeps the accelerator.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         try:

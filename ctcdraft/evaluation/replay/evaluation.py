@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from operator import eq
 from typing import Any
 
-from tqdm import tqdm
-
 from ctcdraft.corpus.chat_template import answer_text
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.settings import DecodeStep
@@ -25,7 +23,7 @@ from ctcdraft.evaluation.losslessness import LosslessnessChecker, losslessness_m
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
 from ctcdraft.evaluation.replay.drafts import record_base_answer, refuse_unreplayable, replay_drafts
-from ctcdraft.evaluation.runner import turn_prompt, turn_seed, unfinished
+from ctcdraft.evaluation.runner import deal_questions, turn_prompt, turn_seed, unfinished
 from ctcdraft.progress import Progress
 
 REPLAYED, DECODED = "replayed", "looped"
@@ -44,8 +42,11 @@ class ReplayEvaluation:
             raise InputError(f"measure.nodes must be ascending sizes >= 2, each once, got {sizes}")
         check_int(self.checked, "measure.checked")  # at least one, for the losslessness check
 
-    def run(self, evaluation: Evaluation, folder: OutputDir, overwrite: bool) -> dict[str, Any]:
-        """Replay the questions that the folder does not hold; return the content of report.json for all it holds."""
+    def run(self, evaluation: Evaluation, folder: OutputDir, overwrite: bool) -> dict[str, Any] | None:
+        """Replay the questions that the folder does not hold; return the content of report.json for all it holds.
+
+        Several processes share the questions; all but the first return None.
+        """
         setup, questions = evaluation.setup, len(evaluation.benchmark.prompts)
         refuse_unreplayable(setup.settings)
         for name, drafter in setup.contestants.items():
@@ -57,10 +58,16 @@ class ReplayEvaluation:
         settings = {**evaluation.settings(0), "replay": vars(self) | {"nodes": list(self.nodes)}}
         folder.open(settings, questions, overwrite)
         todo = unfinished(evaluation.prompts, folder)
+        processes = folder.processes
         counts = [self.answers(setup, index, prompt) for index, prompt in todo.items()]
-        progress = Progress(sum(counts), "answers", first=sum(counts[:1]))
-        for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
-            folder.append(self.run_question(setup, index, prompt, progress))
+        counts = counts[processes.rank :: processes.world_size]
+        write = None if processes.is_main else lambda line: None
+        progress = Progress(sum(counts), "answers", first=sum(counts[:1]), write=write)
+        for index in deal_questions(todo, processes):
+            folder.append(self.run_question(setup, index, todo[index], progress))
+        folder.collect()
+        if not processes.is_main:
+            return None
         return self.report(evaluation, folder.records(questions), len(todo))
 
     def answers(self, setup: EvaluationSetup, index: int, prompt: Prompt) -> int:
