@@ -24,7 +24,9 @@ from ctcdraft.config.schema import check_config
 from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, Sample
-from ctcdraft.corpus.token_store import Row, legend, render_row, row_from_line
+from ctcdraft.corpus.lines import join_turns
+from ctcdraft.corpus.preview import legend, render_row
+from ctcdraft.corpus.token_store import Row, row_from_line
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
@@ -35,9 +37,12 @@ from ctcdraft.planning import corpus as planning_corpus
 
 def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path) -> Iterator[Row]:
     """Yield the rows in `out`, or responses generated now if it is empty; nothing is written."""
+    if prepared.is_complete(out):
+        yield from prepared.read_corpus(out, base.fingerprint()).rows
+        return
     parts = part_files.list_parts(out)
     generator = MultiTurnGenerator(base, answers)
-    generated = (generator([Sample(prompt, 0)]) for prompt in corpus.prompts)
+    generated = (join_turns(generator([Sample(prompt, 0)])) for prompt in corpus.prompts)
     for lines in (part_files.read_part(file) or [] for file in parts) if parts else generated:
         yield from (row_from_line(line) for line in lines if "dropped" not in line)
 

@@ -100,8 +100,8 @@ def resolve_corpus_paths(config: DictConfig) -> tuple[Any, Path]:
     if given == prompts:
         return prompts, Path(config.prepared)
     folder = Path(str(given))
-    # Downloaded prompts may contain a manifest.json of their own, but no parts.
-    if (folder / "manifest.json").is_file() and part_files.list_parts(folder):
+    # Downloaded prompts may contain a manifest.json of their own, but no parts or shards.
+    if (folder / "manifest.json").is_file() and (part_files.list_parts(folder) or part_files.list_shards(folder)):
         return prompts, folder
     return given, Path(config.prepared)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -125,7 +125,7 @@ class Batches:
         step, place = divmod(number, self.per_step)
         packs = self.packs(step)
         own = list(range(len(packs)))[place :: self.per_step][self.processes.rank :: self.processes.world_size]
-        width = max(sum(self.lengths[index] for index in pack) for pack in packs)
+        width = max(sum(self.rows.lengths[index] for index in pack) for pack in packs)
         random_BL = torch.rand(len(packs), width, generator=self._rng(step, 1))  # of the rows of all processes
         packs = [packs[row] for row in own or [0]]
         rows = self.rows.pad_packs(packs)
@@ -148,13 +148,14 @@ class Batches:
 
     def describe(self) -> str:
         """Return how full the rows of the first epoch are, for the plan."""
-        rows = responses = tokens = padded_tokens = 0
-        for packs in self.epoch(0):
-            lengths = [sum(self.lengths[index] for index in pack) for pack in packs]
-            rows, responses = rows + len(packs), responses + sum(map(len, packs))
-            tokens, padded_tokens = tokens + sum(lengths), padded_tokens + len(packs) * max(lengths)
+        packs = [pack for step in self.epoch(0) for pack in step]
+        tokens = sum(self.rows.lengths[index] for pack in packs for index in pack)
+        responses = sum(len(self.rows.spans[index]) for pack in packs for index in pack)
+        padded_tokens = sum(
+            len(step) * max(sum(self.rows.lengths[index] for index in pack) for pack in step) for step in self.epoch(0)
+        )
         return (
-            f"{responses / rows:.1f} answers and {tokens / rows:,.0f} tokens per row, "
+            f"{responses / len(packs):.1f} answers and {tokens / len(packs):,.0f} tokens per row, "
             f"{1 - tokens / padded_tokens:.1%} padding"
         )
 
@@ -170,13 +171,9 @@ class Batches:
                 self._epoch_starts.append(end)
         return self.epoch(epoch)[step - self._epoch_starts[epoch]]
 
-    @cached_property
-    def lengths(self) -> list[int]:
-        return [len(tokens_L) for tokens_L in self.rows.tokens]
-
     def _epoch_steps(self, epoch: int) -> list[list[Pack]]:
         order = torch.randperm(len(self.rows), generator=self._rng(epoch, 0)).tolist()
-        return self.packing(order, self.lengths, self.rows_per_step)
+        return self.packing(order, self.rows.lengths, self.rows_per_step)
 
     def _rng(self, number: int, stream: int) -> torch.Generator:
         # Stream 0 permutes epochs, stream 1 samples anchors of steps: epoch 5 and step 5 must not share their numbers.

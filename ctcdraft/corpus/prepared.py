@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
 from tqdm import tqdm
 
-from ctcdraft.corpus import part_files
+from ctcdraft.corpus import arrow_files, part_files
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, batch_samples
-from ctcdraft.corpus.part_files import Line, Manifest, describe_path_changes, file_checksum, writer_lock
+from ctcdraft.corpus.lines import Line, count_lines, join_turns, line_keys
+from ctcdraft.corpus.part_files import Manifest, describe_path_changes, file_checksum, writer_lock
 from ctcdraft.corpus.token_store import Row, TokenStore
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
@@ -69,7 +71,7 @@ def prepare(
     if planned is not None:
         wanted["plan"] = planned.manifest_entry | {"measured": part_files.PLAN_FILE}
     existing = part_files.read_manifest(out)
-    if existing is not None and existing["complete"] and has_all_parts(out, existing):
+    if existing is not None and existing["complete"] and is_intact(out, existing):
         return begin_manifest(out, wanted)  # without a lock: trainings may share a corpus on a read-only disk
     with writer_lock(out, shard):
         if shard == SINGLE_SHARD and not part_files.list_parts(out):
@@ -90,28 +92,19 @@ def prepare(
                 lines = part_files.read_finished_part(file, batches[number], known.get(file.name))
                 if shard.takes(number):
                     if lines is None:
-                        lines = generator(batches[number])
+                        lines = join_turns(generator(batches[number]))
                         part_files.write_part(file, lines)
                     else:
-                        bar.initial += len(lines)  # the rate is that of this run only
-                    bar.update(len(lines))
+                        bar.initial += answered(lines)  # the rate is that of this run only
+                    bar.update(answered(lines))
                 elif lines is None:
                     return manifest  # left to the sibling shard
                 finished[number] = file_checksum(file), count_lines(lines)
         return complete_manifest(out, manifest, [finished[n] for n in range(len(batches))], len(corpus.prompts))
 
 
-def count_lines(lines: Sequence[Line]) -> Counter[str]:
-    answers = [line for line in lines if "dropped" not in line]
-    return Counter(
-        answers=len(answers),
-        tokens=sum(len(line["tokens"]) for line in answers),
-        answer_tokens=sum(sum(line["mask"]) for line in answers),
-        ended=sum(line["ended"] for line in answers),
-        cut_prompts=sum(line["cut"] > 0 for line in answers),
-        reencoded=sum(line["ids"] == "reencoded" for line in answers),
-        dropped=len(lines) - len(answers),
-    )
+def answered(lines: Sequence[Line]) -> int:
+    return sum(len(line_keys(line)) for line in lines)
 
 
 def begin_manifest(out: Path, wanted: Manifest) -> Manifest:
@@ -177,6 +170,8 @@ def complete_manifest(
     counts = count_lines([])
     for _, part_counts in finished:
         counts.update(part_counts)  # not +, which would remove counts of 0
+    parts = {part_files.part_path(out, number).name: checksum for number, checksum in enumerate(checksums)}
+    shards = arrow_files.write_shards(out, intact_parts(out, parts))
     complete = manifest | {
         "complete": True,
         "counts": {
@@ -185,7 +180,8 @@ def complete_manifest(
             "ended_share": counts["ended"] / max(1, counts["answers"]),
         },
         "hash": hashlib.sha256("".join(checksums).encode()).hexdigest()[:16],
-        "parts": {part_files.part_path(out, number).name: checksum for number, checksum in enumerate(checksums)},
+        "parts": parts,
+        "arrow": {shard.name: file_checksum(shard) for shard in shards},
     }
     part_files.write_manifest(out, complete)
     return complete
@@ -197,29 +193,65 @@ def is_complete(path: Path) -> bool:
     return manifest is not None and manifest["complete"]
 
 
-def has_all_parts(out: Path, manifest: Manifest) -> bool:
-    parts = [(out / name, expected) for name, expected in manifest["parts"].items()]
-    return all(file.is_file() and file_checksum(file) == expected for file, expected in parts)
+def is_intact(out: Path, manifest: Manifest) -> bool:
+    """Return whether a complete corpus has all its shards, or, made by an older version, all its parts."""
+    return part_files.have_checksums(out, manifest.get("arrow") or manifest["parts"])
 
 
-def read_corpus(path: Path, fingerprint: dict[str, Any]) -> PreparedCorpus:
-    """Return the corpus; raise InputError if it is absent, incomplete, damaged, or not of the fingerprint's base."""
+def complete_manifest_of(path: Path) -> Manifest:
     manifest = part_files.read_manifest(path)
     if manifest is None:
         raise InputError(f"no prepared corpus at {path}; make one with data/prepare.py out={path}")
     if not manifest["complete"]:
         raise InputError(f"the corpus at {path} is not complete; run data/prepare.py again to resume it")
+    return manifest
+
+
+def read_corpus(path: Path, fingerprint: dict[str, Any]) -> PreparedCorpus:
+    """Return the corpus; raise InputError if it is absent, incomplete, damaged, or not of the fingerprint's base."""
+    manifest = complete_manifest_of(path)
     refuse_other_base(manifest, fingerprint, path)
-    return PreparedCorpus(manifest, TokenStore(answer_lines(path, manifest)))
+    if "arrow" not in manifest:
+        return PreparedCorpus(manifest, TokenStore(import_parts(path, manifest)))
+    for name, expected in manifest["arrow"].items():
+        if not part_files.have_checksums(path, {name: expected}):
+            raise InputError(f"{path / name} is missing or damaged; run data/prepare.py again to redo it")
+    return PreparedCorpus(manifest, TokenStore(arrow_files.open_shards([path / name for name in manifest["arrow"]])))
 
 
-def answer_lines(path: Path, manifest: Manifest) -> Iterator[Line]:
-    """Yield the lines of all parts that hold a response; one part is in memory at a time."""
-    for name, expected in manifest["parts"].items():
+def import_parts(path: Path, manifest: Manifest) -> pa.Table:
+    """Return the table of a corpus of parts alone, and write its shards where the folder can be written to."""
+    try:
+        with writer_lock(path, SINGLE_SHARD):
+            shards = arrow_files.write_shards(path, intact_parts(path, manifest["parts"]))
+            part_files.write_manifest(path, manifest | {"arrow": {one.name: file_checksum(one) for one in shards}})
+        return arrow_files.open_shards(shards)
+    except InputError:  # a read-only or full disk, or another process that is at it
+        return arrow_files.in_memory(intact_parts(path, manifest["parts"]))
+
+
+def intact_parts(path: Path, parts: Mapping[str, str]) -> Iterator[list[Line]]:
+    """Yield the lines of every part; one part is in memory at a time."""
+    for name, expected in parts.items():
         lines = part_files.read_part(path / name)
         if lines is None or file_checksum(path / name) != expected:
             raise InputError(f"{path / name} is missing or damaged; run data/prepare.py again to redo it")
-        yield from (line for line in lines if "dropped" not in line)
+        yield lines
+
+
+def export_parts(path: Path, out: Path) -> Manifest:
+    """Write the parts of a complete corpus, and a manifest, into another folder, and return the manifest."""
+    manifest = complete_manifest_of(path)
+    if out.exists() and any(out.iterdir()):
+        raise InputError(f"export={out} is not empty; choose another folder")
+    parts = {}
+    for number, lines in arrow_files.parts_of(arrow_files.open_shards([path / name for name in manifest["arrow"]])):
+        file = part_files.part_path(out, number)
+        part_files.write_part(file, lines)
+        parts[file.name] = file_checksum(file)
+    exported = {key: value for key, value in manifest.items() if key != "arrow"} | {"parts": parts}
+    part_files.write_manifest(out, exported)
+    return exported
 
 
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:
