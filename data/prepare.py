@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from ctcdraft.config.build import meta_base, portable_config
 from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.schema import check_config
-from ctcdraft.corpus import part_files, prepared
+from ctcdraft.corpus import finished, part_files, prepared
 from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, Sample
 from ctcdraft.corpus.lines import join_turns
@@ -51,6 +51,10 @@ def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: 
 @entry_point
 def main(config: DictConfig) -> None:
     check_config(config)
+    if config.export is not None:
+        exported = finished.export_parts(Path(config.out), Path(config.export))
+        print(f"{len(exported['parts']):,} parts in {config.export}")
+        return
     shard = Shard.parse(config.shard)
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
@@ -101,6 +105,12 @@ def describe_result(manifest: part_files.Manifest, shard: Shard, out: Path) -> s
         f"{counts['answer_tokens']:,} answer tokens of {counts['tokens']:,}, "
         f"{counts['ended_share']:.1%} of the answers ended, {counts['cut_prompts']:,} prompts cut to fit"
     )
+    if "rows" in counts:  # older versions had a row for every response
+        text += (
+            f"\n{counts['rows']:,} rows: {counts['conversations_in_one_row']:,} conversations in one, "
+            f"{counts['conversations_in_several_rows']:,} in several, because a later prompt does not begin with what "
+            "came before it"
+        )
     if counts["reencoded"] or counts["dropped"]:
         text += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
     return "\n".join([text, *corpus_warnings(manifest)])

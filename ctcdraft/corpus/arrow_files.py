@@ -64,7 +64,7 @@ def in_memory(parts: Iterable[Sequence[Line]]) -> pa.Table:
 
 def write_shards(out: Path, parts: Iterable[Sequence[Line]]) -> list[Path]:
     """Write the lines of all parts, of which one is in memory at a time, and return the shards."""
-    batches, shards = record_batches(parts), []
+    batches, shards = record_batches(parts), list[Path]()
     waiting: pa.RecordBatch | None = next(batches)
 
     def write(draft: Path) -> None:

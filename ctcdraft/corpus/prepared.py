@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
 from tqdm import tqdm
 
 from ctcdraft.corpus import arrow_files, part_files
+from ctcdraft.corpus.finished import complete_manifest_of, intact_parts, open_table
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, batch_samples
 from ctcdraft.corpus.lines import Line, count_lines, join_turns, line_keys
 from ctcdraft.corpus.part_files import Manifest, describe_path_changes, file_checksum, writer_lock
@@ -198,60 +198,11 @@ def is_intact(out: Path, manifest: Manifest) -> bool:
     return part_files.have_checksums(out, manifest.get("arrow") or manifest["parts"])
 
 
-def complete_manifest_of(path: Path) -> Manifest:
-    manifest = part_files.read_manifest(path)
-    if manifest is None:
-        raise InputError(f"no prepared corpus at {path}; make one with data/prepare.py out={path}")
-    if not manifest["complete"]:
-        raise InputError(f"the corpus at {path} is not complete; run data/prepare.py again to resume it")
-    return manifest
-
-
 def read_corpus(path: Path, fingerprint: dict[str, Any]) -> PreparedCorpus:
     """Return the corpus; raise InputError if it is absent, incomplete, damaged, or not of the fingerprint's base."""
     manifest = complete_manifest_of(path)
     refuse_other_base(manifest, fingerprint, path)
-    if "arrow" not in manifest:
-        return PreparedCorpus(manifest, TokenStore(import_parts(path, manifest)))
-    for name, expected in manifest["arrow"].items():
-        if not part_files.have_checksums(path, {name: expected}):
-            raise InputError(f"{path / name} is missing or damaged; run data/prepare.py again to redo it")
-    return PreparedCorpus(manifest, TokenStore(arrow_files.open_shards([path / name for name in manifest["arrow"]])))
-
-
-def import_parts(path: Path, manifest: Manifest) -> pa.Table:
-    """Return the table of a corpus of parts alone, and write its shards where the folder can be written to."""
-    try:
-        with writer_lock(path, SINGLE_SHARD):
-            shards = arrow_files.write_shards(path, intact_parts(path, manifest["parts"]))
-            part_files.write_manifest(path, manifest | {"arrow": {one.name: file_checksum(one) for one in shards}})
-        return arrow_files.open_shards(shards)
-    except InputError:  # a read-only or full disk, or another process that is at it
-        return arrow_files.in_memory(intact_parts(path, manifest["parts"]))
-
-
-def intact_parts(path: Path, parts: Mapping[str, str]) -> Iterator[list[Line]]:
-    """Yield the lines of every part; one part is in memory at a time."""
-    for name, expected in parts.items():
-        lines = part_files.read_part(path / name)
-        if lines is None or file_checksum(path / name) != expected:
-            raise InputError(f"{path / name} is missing or damaged; run data/prepare.py again to redo it")
-        yield lines
-
-
-def export_parts(path: Path, out: Path) -> Manifest:
-    """Write the parts of a complete corpus, and a manifest, into another folder, and return the manifest."""
-    manifest = complete_manifest_of(path)
-    if out.exists() and any(out.iterdir()):
-        raise InputError(f"export={out} is not empty; choose another folder")
-    parts = {}
-    for number, lines in arrow_files.parts_of(arrow_files.open_shards([path / name for name in manifest["arrow"]])):
-        file = part_files.part_path(out, number)
-        part_files.write_part(file, lines)
-        parts[file.name] = file_checksum(file)
-    exported = {key: value for key, value in manifest.items() if key != "arrow"} | {"parts": parts}
-    part_files.write_manifest(out, exported)
-    return exported
+    return PreparedCorpus(manifest, TokenStore(open_table(path, manifest)))
 
 
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:

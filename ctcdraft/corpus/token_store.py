@@ -10,7 +10,7 @@ its template again before training.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -180,7 +180,7 @@ def refuse_wrong_masks(rows: Iterable[Row], tokenizer: Any, stop_token_ids: Coll
             )
 
 
-def mask_fault(row: Row, opening: list[int], stops: Collection[int]) -> str:
+def mask_fault(row: Row, opening: list[int], stops: Set[int]) -> str:
     """Return what is wrong with the spans of a row, or an empty string."""
     tokens, before = row.tokens_L.tolist(), 0
     if not row.spans:

@@ -19,7 +19,8 @@ from truths_corpus import slow_answer_mask
 
 from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, Response, ResponseGenerator, Sample
-from ctcdraft.corpus.token_store import Row, generation_prompt_tokens, refuse_wrong_masks
+from ctcdraft.corpus.lines import join_turns
+from ctcdraft.corpus.token_store import Row, generation_prompt_tokens, refuse_wrong_masks, span_mask
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import TEMPLATE_FOLDER, read_chat_template
@@ -113,7 +114,7 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
     base = SimpleNamespace(
         tokenizer=tokenizer, stop_token_ids={tokenizer.convert_tokens_to_ids(end)}, context_length=1 << 20
     )
-    compared = set()
+    compared, joined = set(), 0
     for number, messages in enumerate(thousand):
         pairs = [pair for pair in zip(messages[::2], messages[1::2], strict=False) if pair[1]["role"] == "assistant"]
         if [message for pair in pairs for message in pair] != messages[: 2 * len(pairs)] or not pairs:
@@ -130,7 +131,14 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
             own = last - mask[:last][::-1].index(0) if 0 in mask[:last] else 0
             assert line["spans"] == [(own, last, True)]
             compared.add((number, line["turn"]))
+        (row, *others), (ids, mask) = join_turns(lines), truths[-1]
+        if len(pairs) > 1 and not others:
+            length = row["spans"][-1][1]
+            assert span_mask(row["spans"], length).tolist() == mask[:length]
+            assert row["tokens"] == ids[:length]
+            joined += 1
     assert len({number for number, _ in compared}) == len(thousand)
+    assert joined > 300
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from prompts import generated_tokens
 from tiny_models import random_base
 
-from ctcdraft.corpus import part_files, prepared
+from ctcdraft.corpus import arrow_files, finished, part_files, prepared
 from ctcdraft.corpus.generation import requests
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.types import Corpus, Prompt
@@ -193,7 +193,7 @@ def test_a_corpus_of_an_older_version_keeps_its_rows_by_turn(base, tmp_path, mon
     prepare(base, tmp_path)
     if not writable:
         full = InputError("no room")
-        monkeypatch.setattr(prepared.arrow_files, "write_shards", lambda *arguments: (_ for _ in ()).throw(full))
+        monkeypatch.setattr(arrow_files, "write_shards", lambda *arguments: (_ for _ in ()).throw(full))
     first, again = (prepared.read_corpus(tmp_path, base.fingerprint()).rows for _ in range(2))
     assert len(first) == len(again) == TURNS
     assert all(len(row.spans) == 1 for row in again)
@@ -213,7 +213,7 @@ def test_exported_parts_are_those_that_were_written_and_are_read_again(base, tmp
         file.unlink()
     rows = prepared.read_corpus(tmp_path / "one", base.fingerprint()).rows  # the shards are enough
     prepare(base, tmp_path / "one")
-    exported = prepared.export_parts(tmp_path / "one", tmp_path / "two")
+    exported = finished.export_parts(tmp_path / "one", tmp_path / "two")
     parts = {name: data for name, data in before.items() if name.startswith("part")}
     assert content(tmp_path / "two").keys() == {*parts, "manifest.json"}
     assert all(content(tmp_path / "two")[name] == data for name, data in parts.items())
@@ -222,7 +222,7 @@ def test_exported_parts_are_those_that_were_written_and_are_read_again(base, tmp
     assert [(row.id, row.turn, row.spans) for row in rows] == [(row.id, row.turn, row.spans) for row in again]
     assert content(tmp_path / "two") == before  # shards and manifest included
     with pytest.raises(InputError, match=r"export=.*one is not empty"):
-        prepared.export_parts(tmp_path / "two", tmp_path / "one")
+        finished.export_parts(tmp_path / "two", tmp_path / "one")
 
 
 def test_another_base_is_refused_by_name(base, tmp_path):
