@@ -165,7 +165,7 @@ def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, a
     if settings.batch_size * per_step > len(rows):
         times = f" x trainer.gradient_accumulation_steps={per_step}" if per_step > 1 else ""
         raise InputError(
-            f"trainer.batch_size={settings.batch_size}{times} is more than the {len(rows)} responses to train on; "
+            f"trainer.batch_size={settings.batch_size}{times} is more than the {len(rows)} rows to train on; "
             "lower it, or prepare more prompts (corpus.limit=)"
         )
     packing = first_fit_packing(settings.pack_length) if settings.pack_length is not None else one_per_row
