@@ -98,7 +98,7 @@ def measured(options: argparse.Namespace, way: Way) -> dict[str, float]:
     drafter = ParallelDrafter(base, options.frames, body, PrefixSearch(16)).train()
     rng = torch.Generator().manual_seed(0)
     tokens = [torch.randint(options.vocabulary, (options.length,), generator=rng) for _ in range(options.rows)]
-    rows = TokenSequences(tokens, [torch.ones(options.length, dtype=torch.int)] * options.rows, [True] * options.rows)
+    rows = TokenSequences(tokens, [[(0, options.length, True)]] * options.rows)
     batches = Batches(rows, base, options.rows, options.anchors, options.labels, 0)
     optimizer = OptimizerSettings(
         steps=100, learning_rate=1e-4, warmup_steps=1, min_lr_ratio=0.1, betas=(0.9, 0.95), weight_decay=0.0,

@@ -21,7 +21,7 @@ UNKNOWN_RATE = (
 
 @dataclass(frozen=True)
 class HardwareSpec:
-    """Sustained FLOP/s, memory bandwidth in bytes/s and memory of one device, and bytes/s to others; None: not given."""
+    """Sustained FLOP/s, bandwidth in bytes/s and memory of one device, and bytes/s to others; None: not given."""
 
     flops: float | None
     bandwidth: float | None

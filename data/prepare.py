@@ -21,10 +21,12 @@ from omegaconf import DictConfig
 from ctcdraft.config.build import meta_base, portable_config
 from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.schema import check_config
-from ctcdraft.corpus import part_files, prepared
+from ctcdraft.corpus import finished, part_files, prepared
 from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.corpus.generation.requests import ResponseGenerator, Sample
-from ctcdraft.corpus.token_store import Row, legend, render_row, row_from_line
+from ctcdraft.corpus.lines import join_turns
+from ctcdraft.corpus.preview import legend, render_row
+from ctcdraft.corpus.token_store import Row, row_from_line
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard, from_environment, init_distributed
 from ctcdraft.errors import InputError
@@ -35,9 +37,12 @@ from ctcdraft.planning import corpus as planning_corpus
 
 def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path) -> Iterator[Row]:
     """Yield the rows in `out`, or responses generated now if it is empty; nothing is written."""
+    if prepared.is_complete(out):
+        yield from prepared.read_corpus(out, base.fingerprint()).rows
+        return
     parts = part_files.list_parts(out)
     batches = ((number, [Sample(prompt, 0)]) for number, prompt in enumerate(corpus.prompts))
-    generated = (lines for _, lines in answers.answer_batches(base, batches))
+    generated = (join_turns(lines) for _, lines in answers.answer_batches(base, batches))
     for lines in (part_files.read_part(file) or [] for file in parts) if parts else generated:
         yield from (row_from_line(line) for line in lines if "dropped" not in line)
 
@@ -46,11 +51,16 @@ def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: 
 @entry_point
 def main(config: DictConfig) -> None:
     check_config(config)
+    processes = from_environment()
+    if config.export is not None:
+        if processes.is_main:
+            exported = finished.export_parts(Path(config.out), Path(config.export))
+            print(f"{len(exported['parts']):,} parts in {config.export}")
+        return
     shard, only_shown = Shard.parse(config.shard), config.plan_only or config.show
     # The processes of torchrun share the batches of this shard; what only prints is one process's work.
-    processes = (
-        from_environment() if only_shown else init_distributed(config.device, config.timeout_minutes, tensors=False)
-    )
+    if not only_shown:
+        processes = init_distributed(config.device, config.timeout_minutes, tensors=False)
     if only_shown and not processes.is_main:
         return
     share = Shard(shard.number, shard.of * processes.world_size)
@@ -106,6 +116,12 @@ def describe_result(manifest: part_files.Manifest, shard: Shard, out: Path) -> s
         f"{counts['answer_tokens']:,} answer tokens of {counts['tokens']:,}, "
         f"{counts['ended_share']:.1%} of the answers ended, {counts['cut_prompts']:,} prompts cut to fit"
     )
+    if "rows" in counts:  # older versions had a row for every response
+        text += (
+            f"\n{counts['rows']:,} rows: {counts['conversations_in_one_row']:,} conversations in one, "
+            f"{counts['conversations_in_several_rows']:,} in several, because a later prompt does not begin with what "
+            "came before it"
+        )
     if counts["reencoded"] or counts["dropped"]:
         text += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
     return "\n".join([text, *corpus_warnings(manifest)])

@@ -43,6 +43,8 @@ def recount(folder: Path, files: Iterable[Path]) -> list[tuple[str, int, int]]:
     gone = sum(account["dropped"].values()) + sum(account["leaked"].values())
     lines = [json.loads(line) for part in sorted(folder.glob("part-*.jsonl")) for line in part.open()]
     answers = [line for line in lines if "dropped" not in line]
+    spans = [span for line in answers for span in line["spans"]]
+    turns = [(one["id"], one["turn"] + n, one["sample"]) for one in lines for n in range(len(one.get("spans", "-")))]
     parts = {part.name: hashlib.sha256(part.read_bytes()).hexdigest() for part in folder.glob("part-*.jsonl")}
     same = sum(manifest["parts"].get(name) == digest for name, digest in parts.items())
     return [
@@ -50,11 +52,12 @@ def recount(folder: Path, files: Iterable[Path]) -> list[tuple[str, int, int]]:
         ("kept + not asked + dropped + leaked", account["read"], account["kept"] + account["not_asked"] + gone),
         ("different texts, of those not in another language", len(set(texts)) - foreign, different - foreign),
         ("prompts in the parts", len({line["id"] for line in lines}), account["kept"]),
-        ("answers", len(answers), counts["answers"]),
+        ("rows", len(answers), counts["rows"]),
+        ("answers", len(spans), counts["answers"]),
         ("turns without an answer", len(lines) - len(answers), counts["dropped"]),
-        ("turns more than once", len(lines) - len({(one["id"], one["turn"], one["sample"]) for one in lines}), 0),
+        ("turns more than once", len(turns) - len(set(turns)), 0),
         ("tokens", sum(len(line["tokens"]) for line in answers), counts["tokens"]),
-        ("tokens of answers", sum(sum(line["mask"]) for line in answers), counts["answer_tokens"]),
+        ("tokens of answers", sum(end - start for start, end, _ in spans), counts["answer_tokens"]),
         ("parts with the checksum of the manifest", same, len(manifest["parts"])),
     ]
 

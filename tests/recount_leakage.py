@@ -35,9 +35,11 @@ def recount(folder: Path, tokenizer: Any, questions: Iterable[str], words: int =
     base_texts: set[str] = set()
     for part in sorted(folder.glob("part-*.jsonl")):
         for line in map(json.loads, part.read_text().splitlines()):
-            for inside, text in ((0, user_texts), (1, base_texts)):
-                ids = [token for token, mask in zip(line["tokens"], line["mask"], strict=True) if mask == inside]
-                text.update(text_pieces(tokenizer, ids))
+            start = 0
+            for first, end, _ in line.get("spans", ()):
+                user_texts.update(text_pieces(tokenizer, line["tokens"][start:first]))
+                base_texts.update(text_pieces(tokenizer, line["tokens"][first:end]))
+                start = end
     known = slow_runs(questions, words)
     contaminated = [
         {text for text in texts if slow_runs([text], words) & known} for texts in (user_texts - base_texts, base_texts)

@@ -32,8 +32,11 @@ def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys
     for name in manifest["parts"]:
         part = Path("shifted") / name
         lines = part_files.read_part(part)
-        part_files.write_part(part, [line | {"mask": [0, *line["mask"][:-1]]} for line in lines])
+        for line in lines:
+            line["spans"] = [(start + 1, end, ended) for start, end, ended in line["spans"]]
+        part_files.write_part(part, lines)
         manifest["parts"][name] = part_files.file_checksum(part)
+    del manifest["arrow"]
     Path("shifted/manifest.json").write_text(json.dumps(manifest))
     message = expect_error(monkeypatch, capsys, "train.py", *train_args("run=shifted_run", "prepared=shifted"))
     assert "is shifted: the answer at token" in message

@@ -32,8 +32,11 @@ PLACES = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 5, 5]])
 def cut() -> TokenSequences:
     """The sequences of other tests; every third response was cut off, and one text begins with a response token."""
     made = random_sequences()
-    made.masks[4][:6] = 1
-    return TokenSequences(made.tokens, made.masks, [index % 3 != 1 for index in range(len(made))])
+    begins = [0 if index == 4 else 6 for index in range(len(made))]
+    return TokenSequences(
+        made.tokens,
+        [[(begin, length, n % 3 != 1)] for n, (begin, length) in enumerate(zip(begins, made.lengths, strict=True))],
+    )
 
 
 def packs(base, labels, source=OnlineHiddenStates, anchors=30) -> Batches:
@@ -50,8 +53,10 @@ def unpacked(base, made: Batches, step: int, batch: Batch) -> Batch:
             places = [a - begin for a in batch.anchors_BA[row].tolist() if begin <= a < begin + len(text)]
             found = []
             for place in sorted(set(places)):
-                root, labels_found = slow_window(text.tolist(), made.rows.masks[index].tolist(), place, made.labels)
-                if labels_found and (made.rows.ended[index] or len(labels_found) == made.labels):
+                ((start, _, ended),) = made.rows.spans[index]
+                mask = [position >= start for position in range(len(text))]
+                root, labels_found = slow_window(text.tolist(), mask, place, made.labels)
+                if labels_found and (ended or len(labels_found) == made.labels):
                     found.append((place, root, labels_found))
             tokens.append(text)
             states.append(base.hidden_states(text[None], torch.ones_like(text)[None])[0])
@@ -152,7 +157,7 @@ def test_hidden_states_of_a_pack_are_those_of_every_text_alone(kind):
     base = random_base(kind, context=CONTEXT)
     rng = torch.Generator().manual_seed(2)
     texts = [torch.randint(5, 200, (length,), generator=rng) for length in (20, 9, 30, 3, 1, 17)]
-    packed_rows = TokenSequences(texts, [torch.ones(len(text)).int() for text in texts], [True] * 6)
+    packed_rows = TokenSequences(texts, [[(0, len(text), True)] for text in texts])
     padded_rows = packed_rows.pad_packs([[0, 1, 2, 3], [4, 5]])
     states_BLD = base.hidden_states(
         padded_rows.tokens_BL, torch.ones_like(padded_rows.tokens_BL), padded_rows.position_ids_BL

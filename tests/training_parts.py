@@ -8,7 +8,9 @@ from functools import partial
 
 import torch
 
-from ctcdraft.corpus.batches import Batches, TokenSequences
+from ctcdraft.corpus.batches import Batches
+from ctcdraft.corpus.lines import mask_spans
+from ctcdraft.corpus.token_store import TokenSequences
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
 from ctcdraft.distributed import Distributed
@@ -31,8 +33,13 @@ DECODING = DecodingSettings(
 def random_sequences(count: int = 10, length: int = 30, vocabulary: int = 40) -> TokenSequences:
     rng = torch.Generator().manual_seed(1)
     tokens = [torch.randint(5, 5 + vocabulary, (length - i,), generator=rng) for i in range(count)]
-    masks = [(torch.arange(len(row)) >= 6).int() for row in tokens]
-    return TokenSequences(tokens, masks, [True] * count)
+    return TokenSequences(tokens, [[(6, len(row), True)] for row in tokens])
+
+
+def masked_sequences(tokens, masks, ended) -> TokenSequences:
+    """Return sequences whose responses are the ones of a mask, which are easier to count with than spans."""
+    spans = [mask_spans(mask.tolist(), whole) for mask, whole in zip(masks, ended, strict=True)]
+    return TokenSequences(tokens, spans)
 
 
 def ctc_head(base, frames: int = 6) -> ParallelDrafter:

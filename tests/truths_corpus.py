@@ -72,3 +72,37 @@ def slow_packs(order: Sequence[int], lengths: Sequence[int], size: int) -> list[
         else:
             packs.append([index])
     return packs
+
+
+def slow_conversation(turns):
+    """Rows of a conversation from its turns (prompt, response, ended, cut), as (token, mark) pairs.
+
+    The mark of a response token is (turn, ended), that of a prompt token None. A prompt that was not cut, is longer
+    than the row so far and begins with it continues it.
+    """
+    rows = []
+    for turn, (prompt, response, ended, cut) in enumerate(turns):
+        row = rows[-1] if rows else []
+        same = 0 < len(row) < len(prompt) and not cut
+        for position, (token, _) in enumerate(row):
+            same = same and prompt[position] == token
+        if same:
+            rows.pop()
+        marks = [mark for _, mark in row] if same else []
+        marks += [None] * (len(prompt) - len(marks)) + [(turn, ended)] * len(response)
+        rows.append(list(zip(prompt + response, marks, strict=True)))
+    return rows
+
+
+def slow_windows(row, labels):
+    """All windows (anchor, root, labels) of a row of (token, mark) pairs: in one response, and full if it was cut."""
+    found = []
+    for anchor in range(len(row) - 2):
+        (root, mark), window = row[anchor + 1], []
+        for token, other in row[anchor + 2 : anchor + 2 + labels]:
+            if mark is None or other != mark:
+                break
+            window.append(token)
+        if window and (mark[1] or len(window) == labels):
+            found.append((anchor, root, window))
+    return found

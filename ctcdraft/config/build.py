@@ -101,8 +101,8 @@ def resolve_corpus_paths(config: DictConfig) -> tuple[Any, Path]:
     if given == prompts:
         return prompts, Path(config.prepared)
     folder = Path(str(given))
-    # Downloaded prompts may contain a manifest.json of their own, but no parts.
-    if (folder / "manifest.json").is_file() and part_files.list_parts(folder):
+    # Downloaded prompts may contain a manifest.json of their own, but no parts or shards.
+    if (folder / "manifest.json").is_file() and (part_files.list_parts(folder) or part_files.list_shards(folder)):
         return prompts, folder
     return given, Path(config.prepared)
 
@@ -187,7 +187,7 @@ def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, a
     if settings.batch_size * per_step > len(rows):
         times = f" x trainer.gradient_accumulation_steps={per_step}" if per_step > 1 else ""
         raise InputError(
-            f"trainer.batch_size={settings.batch_size}{times} is more than the {len(rows)} responses to train on; "
+            f"trainer.batch_size={settings.batch_size}{times} is more than the {len(rows)} rows to train on; "
             "lower it, or prepare more prompts (corpus.limit=)"
         )
     packing = first_fit_packing(settings.pack_length) if settings.pack_length is not None else one_per_row

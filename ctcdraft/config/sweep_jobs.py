@@ -60,7 +60,8 @@ class SweepCallback(Callback):
             return
         sys.argv[:] = self.command  # submitit's processes have another
         # With device= or base.device_map= the user chooses; torchrun gives each process the device of its rank.
-        automatic = "auto_device" in str(OmegaConf.to_container(config, resolve=False)["device"])
+        given: Any = OmegaConf.to_container(config, resolve=False)
+        automatic = "auto_device" in str(given["device"])
         if automatic and "LOCAL_RANK" not in os.environ and not config.base.get("device_map") and launches_processes():
             keep_device()
 

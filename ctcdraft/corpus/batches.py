@@ -1,8 +1,8 @@
-"""Training batches cut from prepared responses.
+"""Training batches cut from prepared conversations.
 
 A batch is a pure function of (corpus, seed, step): the epoch's permutation and the anchors come from generators seeded
-by them. So a resumed run needs no iterator state. With `first_fit_packing` several responses share a row (packed
-sequences): less padding, at the price of rows that hold a varying number of responses.
+by them. So a resumed run needs no iterator state. With `first_fit_packing` several conversations share a row (packed
+sequences): less padding, at the price of rows that hold a varying number of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,20 +23,20 @@ from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.distributed import ALONE, Distributed
 from ctcdraft.models.base_model import BaseLM
 
-MAX_OPEN_PACKS = 64  # more open packs leave less padding, at as many comparisons per response
-FEASIBILITY_CHUNK = 64  # rows per call in feasible_share: one by one, a million responses took six minutes
+MAX_OPEN_PACKS = 64  # more open packs leave less padding, at as many comparisons per conversation
+FEASIBILITY_CHUNK = 64  # rows per call in feasible_share: one by one, a million rows took six minutes
 
-# (response indices in epoch order, lengths of all responses, rows per step) -> steps of the epoch, each a list of rows
+# (indices of conversations in epoch order, lengths of all, rows per step) -> steps of the epoch, each a list of rows
 PackingFunction = Callable[[Sequence[int], Sequence[int], int], list[list[Pack]]]
 
 
 def one_per_row(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
-    """Return full steps with one response per row; the remainder is left to another epoch's permutation."""
+    """Return full steps with one conversation per row; the remainder is left to another epoch's permutation."""
     return [[[index] for index in order[start : start + rows]] for start in range(0, len(order) - rows + 1, rows)]
 
 
 def first_fit_packing(size: int) -> PackingFunction:
-    """Return a packing into rows of up to `size` tokens. It uses every response once; the last step may be smaller."""
+    """Return a packing into rows of up to `size` tokens that uses all conversations; the last step may be smaller."""
 
     def pack_epoch(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
         packs = first_fit(order, lengths, size)
@@ -46,11 +46,11 @@ def first_fit_packing(size: int) -> PackingFunction:
 
 
 def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open: int = MAX_OPEN_PACKS) -> list[Pack]:
-    """Return packs in the order in which they were opened: a response goes into the oldest one with enough free tokens.
+    """Return packs in the order in which they were opened: each goes into the oldest one with enough free tokens.
 
-    One that fits nowhere opens a pack; a response longer than `size` is a pack by itself.
+    One that fits nowhere opens a pack; one longer than `size` is a pack by itself.
 
-    size 10, responses of 6 5 4 5 tokens   ->   [6 4] [5 5]
+    size 10, conversations of 6 5 4 5 tokens   ->   [6 4] [5 5]
     """
     packs: list[Pack] = []
     open_packs: list[tuple[int, Pack]] = []  # (free tokens, pack)
@@ -70,10 +70,10 @@ def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open
 
 
 class Batches:
-    """Responses in a new permutation every epoch, arranged in rows by `packing`; anchors resampled every step.
+    """Conversations in a new permutation every epoch, arranged in rows by `packing`; anchors resampled every step.
 
-    A step has `rows_per_step` rows, each of one response or of a pack, `anchors` windows sampled from each row and at
-    most `labels` labels per window. `compute_states` computes the hidden states that are not stored.
+    A step has `rows_per_step` rows, each of one conversation or of a pack, `anchors` windows sampled from each row and
+    at most `labels` labels per window. `compute_states` computes the hidden states that are not stored.
 
     Batch number n is one of the `per_step` batches of step n // per_step, and of its rows those of this process. All
     rows of a step, with their anchors, are the same however they are divided.
@@ -125,7 +125,7 @@ class Batches:
         step, place = divmod(number, self.per_step)
         packs = self.packs(step)
         own = list(range(len(packs)))[place :: self.per_step][self.processes.rank :: self.processes.world_size]
-        width = max(sum(self.lengths[index] for index in pack) for pack in packs)
+        width = max(sum(self.rows.lengths[index] for index in pack) for pack in packs)
         random_BL = torch.rand(len(packs), width, generator=self._rng(step, 1))  # of the rows of all processes
         packs = [packs[row] for row in own or [0]]
         rows = self.rows.pad_packs(packs)
@@ -148,13 +148,14 @@ class Batches:
 
     def describe(self) -> str:
         """Return how full the rows of the first epoch are, for the plan."""
-        rows = responses = tokens = padded_tokens = 0
-        for packs in self.epoch(0):
-            lengths = [sum(self.lengths[index] for index in pack) for pack in packs]
-            rows, responses = rows + len(packs), responses + sum(map(len, packs))
-            tokens, padded_tokens = tokens + sum(lengths), padded_tokens + len(packs) * max(lengths)
+        packs = [pack for step in self.epoch(0) for pack in step]
+        tokens = sum(self.rows.lengths[index] for pack in packs for index in pack)
+        responses = sum(len(self.rows.spans[index]) for pack in packs for index in pack)
+        padded_tokens = sum(
+            len(step) * max(sum(self.rows.lengths[index] for index in pack) for pack in step) for step in self.epoch(0)
+        )
         return (
-            f"{responses / rows:.1f} answers and {tokens / rows:,.0f} tokens per row, "
+            f"{responses / len(packs):.1f} answers and {tokens / len(packs):,.0f} tokens per row, "
             f"{1 - tokens / padded_tokens:.1%} padding"
         )
 
@@ -162,7 +163,7 @@ class Batches:
         """Do nothing; PrefetchingBatches has a thread to end."""
 
     def packs(self, step: int) -> list[Pack]:
-        """Return the response indices of a step, row by row."""
+        """Return the indices of the conversations of a step, row by row."""
         epoch = bisect_right(self._epoch_starts, step) - 1
         while step >= (end := self._epoch_starts[epoch] + len(self.epoch(epoch))):
             epoch += 1
@@ -170,13 +171,9 @@ class Batches:
                 self._epoch_starts.append(end)
         return self.epoch(epoch)[step - self._epoch_starts[epoch]]
 
-    @cached_property
-    def lengths(self) -> list[int]:
-        return [len(tokens_L) for tokens_L in self.rows.tokens]
-
     def _epoch_steps(self, epoch: int) -> list[list[Pack]]:
         order = torch.randperm(len(self.rows), generator=self._rng(epoch, 0)).tolist()
-        return self.packing(order, self.lengths, self.rows_per_step)
+        return self.packing(order, self.rows.lengths, self.rows_per_step)
 
     def _rng(self, number: int, stream: int) -> torch.Generator:
         # Stream 0 permutes epochs, stream 1 samples anchors of steps: epoch 5 and step 5 must not share their numbers.

@@ -7,7 +7,7 @@ is a warning and no error: in the plan, beside a prompt as the base model reads 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from typing import Any
 
 from ctcdraft.errors import InputError, first_line
@@ -59,6 +59,25 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
             "base.chat_template_file="
         ) from error
     return list(encoding["input_ids"])
+
+
+def keeps_history(tokenizer: Any, stop_token_ids: Set[int]) -> bool:
+    """Return whether a later prompt begins with the prompt and the response before it, as tried on short texts.
+
+    Llama 2's template, for one, renders a space before the end token that its model does not generate, and templates of
+    reasoning models leave the reasoning of earlier turns out.
+    """
+    user = {"role": "user", "content": "Why?"}
+    prompt = prompt_tokens(tokenizer, [user])
+    reasoned = "</think>" in str(getattr(tokenizer, "chat_template", None))
+    for response in ("Yes.", "<think>\nHm.\n</think>\n\nYes.")[: 1 + reasoned]:
+        later = prompt_tokens(tokenizer, [user, {"role": "assistant", "content": response}, user])
+        behind = later[len(prompt) :]
+        if later[: len(prompt)] != prompt or stop_token_ids.isdisjoint(behind):
+            return False
+        if answer_text(tokenizer, behind, stop_token_ids).lstrip() != response:
+            return False
+    return True
 
 
 def fit_to_context(tokens: list[int], context_length: int, begin: int | None) -> tuple[list[int], int]:

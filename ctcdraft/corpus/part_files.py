@@ -2,8 +2,8 @@
 
     manifest.json      base model, generation settings, counts, a checksum of every part; `complete` only at the end
     plan.json          generation speed measured before the first response, on the machine that began the corpus
-    part-00000.jsonl   one file per batch; every line is {"id", "turn", "sample", "category", "tokens", "mask", "ended",
-                       "cut", "ids"}, or {"id", "turn", "sample", "category", "dropped"} without a usable response
+    part-00000.jsonl   one file per batch, of lines as in lines.py
+    rows-00000.arrow   all lines of a complete corpus, which are read from there (arrow_files.py)
 
 Several processes may write into one folder if each has its own shard of the same split. The lock is that of the
 operating system (filelock), which ends with its process however that ends: the file that a killed process leaves
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from ctcdraft.corpus.lines import Line, line_keys, with_spans
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from ctcdraft.distributed import Shard
 
 Manifest = dict[str, Any]
-Line = dict[str, Any]
 PLAN_FILE = "plan.json"
 LOCK_TIMEOUT = 0.5  # seconds: `is_locked` of a sibling shard holds a lock for an instant
 BUNDLED_FOLDER = "data/tiny/"
@@ -96,20 +96,29 @@ def list_parts(out: Path) -> list[Path]:
     return sorted(out.glob("part-*.jsonl"))
 
 
+def shard_path(out: Path, number: int) -> Path:
+    return out / f"rows-{number:05d}.arrow"
+
+
+def list_shards(out: Path) -> list[Path]:
+    return sorted(out.glob("rows-*.arrow"))
+
+
 def write_part(file: Path, lines: Sequence[Line]) -> None:
-    # Without spaces after commas: two bytes less per token, as a token has an entry in the mask too.
+    # Without spaces after commas: a byte less per token.
     write_text(file, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
 def read_part(file: Path) -> list[Line] | None:
-    """Return the lines, or None if the file is absent, truncated or not JSON."""
+    """Return the lines, those of older versions too, or None if the file is absent, truncated or not JSON."""
     if not file.is_file():
         return None
     *lines, after_last_newline = file.read_bytes().split(b"\n")
     try:
-        return None if after_last_newline else [json.loads(line) for line in lines]
+        found = None if after_last_newline else [json.loads(line) for line in lines]
     except ValueError:
         return None
+    return found and [with_spans(line) for line in found]
 
 
 def read_finished_part(file: Path, batch: Sequence[Sample], expected: str | None) -> list[Line] | None:
@@ -122,7 +131,7 @@ def read_finished_part(file: Path, batch: Sequence[Sample], expected: str | None
     if lines is None or (expected is not None and file_checksum(file) != expected):
         return None
     keys = [(one.prompt.id, one.sample, turn) for one in batch for turn in range(len(one.prompt.turns))]
-    return lines if [(line.get("id"), line.get("sample"), line.get("turn")) for line in lines] == keys else None
+    return lines if [key for line in lines for key in line_keys(line)] == keys else None
 
 
 def read_manifest(out: Path) -> Manifest | None:
@@ -169,12 +178,17 @@ def write_plan(out: Path, measured: dict[str, Any]) -> None:
 def delete_corpus(out: Path) -> None:
     """Remove a prepared corpus, and no other file in the folder."""
     # The manifest last: parts without one, left by a kill, could not be resumed.
-    for file in [*list_parts(out), *out.glob("*.partial"), out / PLAN_FILE, out / "manifest.json"]:
+    for file in [*list_shards(out), *list_parts(out), *out.glob("*.partial"), out / PLAN_FILE, out / "manifest.json"]:
         file.unlink(missing_ok=True)
 
 
 def file_checksum(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    with file.open("rb") as stream:  # not read whole: a shard has hundreds of megabytes
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def have_checksums(out: Path, expected: dict[str, str]) -> bool:
+    return all((out / name).is_file() and file_checksum(out / name) == one for name, one in expected.items())
 
 
 @contextlib.contextmanager

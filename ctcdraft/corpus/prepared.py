@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ctcdraft.corpus import part_files
+from ctcdraft.corpus import arrow_files, part_files
+from ctcdraft.corpus.finished import complete_manifest_of, intact_parts, open_table
 from ctcdraft.corpus.generation.requests import ResponseGenerator, batch_samples
 from ctcdraft.corpus.generation.shared import generate_parts
-from ctcdraft.corpus.part_files import Line, Manifest, describe_path_changes, file_checksum, writer_lock
+from ctcdraft.corpus.lines import Line, count_lines
+from ctcdraft.corpus.part_files import Manifest, describe_path_changes, file_checksum, writer_lock
 from ctcdraft.corpus.token_store import Row, TokenStore
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import ALONE, Distributed, Shard
@@ -109,19 +111,6 @@ def summarise(file: Path, lines: Sequence[Line]) -> tuple[str, Counter[str]]:
     return file_checksum(file), count_lines(lines)
 
 
-def count_lines(lines: Sequence[Line]) -> Counter[str]:
-    answers = [line for line in lines if "dropped" not in line]
-    return Counter(
-        answers=len(answers),
-        tokens=sum(len(line["tokens"]) for line in answers),
-        answer_tokens=sum(sum(line["mask"]) for line in answers),
-        ended=sum(line["ended"] for line in answers),
-        cut_prompts=sum(line["cut"] > 0 for line in answers),
-        reencoded=sum(line["ids"] == "reencoded" for line in answers),
-        dropped=len(lines) - len(answers),
-    )
-
-
 def begin_manifest(out: Path, wanted: Manifest) -> Manifest:
     """Return the manifest in `out`, written now if absent; raise InputError if it records other settings."""
     parts = part_files.list_parts(out)  # before the manifest: a sibling shard may write both at this moment
@@ -185,6 +174,8 @@ def complete_manifest(
     counts = count_lines([])
     for _, part_counts in finished:
         counts.update(part_counts)  # not +, which would remove counts of 0
+    parts = {part_files.part_path(out, number).name: checksum for number, checksum in enumerate(checksums)}
+    shards = arrow_files.write_shards(out, intact_parts(out, parts))
     complete = manifest | {
         "complete": True,
         "counts": {
@@ -193,7 +184,8 @@ def complete_manifest(
             "ended_share": counts["ended"] / max(1, counts["answers"]),
         },
         "hash": hashlib.sha256("".join(checksums).encode()).hexdigest()[:16],
-        "parts": {part_files.part_path(out, number).name: checksum for number, checksum in enumerate(checksums)},
+        "parts": parts,
+        "arrow": {shard.name: file_checksum(shard) for shard in shards},
     }
     part_files.write_manifest(out, complete)
     return complete
@@ -206,32 +198,18 @@ def is_complete(path: Path) -> bool:
 
 
 def is_undamaged(path: Path) -> bool:
-    """Return whether the manifest of `path` is complete, and all its parts are as they were."""
+    """Return whether a corpus is complete and has all its shards, or, made by an older version, all its parts."""
     manifest = part_files.read_manifest(path)
     if manifest is None or not manifest["complete"]:
         return False
-    parts = [(path / name, expected) for name, expected in manifest["parts"].items()]
-    return all(file.is_file() and file_checksum(file) == expected for file, expected in parts)
+    return part_files.have_checksums(path, manifest.get("arrow") or manifest["parts"])
 
 
 def read_corpus(path: Path, fingerprint: dict[str, Any]) -> PreparedCorpus:
     """Return the corpus; raise InputError if it is absent, incomplete, damaged, or not of the fingerprint's base."""
-    manifest = part_files.read_manifest(path)
-    if manifest is None:
-        raise InputError(f"no prepared corpus at {path}; make one with data/prepare.py out={path}")
-    if not manifest["complete"]:
-        raise InputError(f"the corpus at {path} is not complete; run data/prepare.py again to resume it")
+    manifest = complete_manifest_of(path)
     refuse_other_base(manifest, fingerprint, path)
-    return PreparedCorpus(manifest, TokenStore(answer_lines(path, manifest)))
-
-
-def answer_lines(path: Path, manifest: Manifest) -> Iterator[Line]:
-    """Yield the lines of all parts that hold a response; one part is in memory at a time."""
-    for name, expected in manifest["parts"].items():
-        lines = part_files.read_part(path / name)
-        if lines is None or file_checksum(path / name) != expected:
-            raise InputError(f"{path / name} is missing or damaged; run data/prepare.py again to redo it")
-        yield from (line for line in lines if "dropped" not in line)
+    return PreparedCorpus(manifest, TokenStore(open_table(path, manifest)))
 
 
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:

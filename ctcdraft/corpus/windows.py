@@ -29,7 +29,7 @@ def label_windows(
     Args:
         mask_BL: 1 on response tokens. It is 0 on the first token of every packed sequence, which keeps windows from
             reaching into the next sequence.
-        ended_BL: true where the sequence of that position ended by itself.
+        ended_BL: true on the tokens of responses that ended by themselves; a row can have several responses.
 
     Returns:
         roots_BA, labels_BAS (-1 in unused slots) and lengths_BA (0 where an anchor is invalid).
@@ -45,7 +45,7 @@ def label_windows(
     valid_BAS = is_response_BL.gather(1, flat).view_as(label_positions_BAS) & (label_positions_BAS < length)
     # The product is 1 up to the first position that is not part of the response, and 0 from there on.
     prefix_BAS = (valid_BAS & valid_root_BA[..., None]).long().cumprod(dim=-1)
-    ended_BA = ended_BL.gather(1, anchors_BA)
+    ended_BA = ended_BL.gather(1, safe_positions_BA)  # of the root's response: the anchor may be in the prompt
     prefix_BAS = prefix_BAS * (ended_BA | (prefix_BAS.sum(dim=-1) == label_length))[..., None]
     labels_BAS = torch.where(prefix_BAS.bool(), tokens_BL.gather(1, flat).view_as(prefix_BAS), -1)
     return tokens_BL.gather(1, safe_positions_BA), labels_BAS, prefix_BAS.sum(dim=-1)

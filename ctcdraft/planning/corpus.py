@@ -20,6 +20,7 @@ from ctcdraft.corpus.chat_template import prompt_preview_and_warnings
 from ctcdraft.corpus.generation.requests import GenerationSpeed, ResponseGenerator
 from ctcdraft.corpus.generation.transformers import repeat_to_length, turns_of_all_batches
 from ctcdraft.corpus.hidden_states import PRECISIONS
+from ctcdraft.corpus.prepared import is_complete
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.decoding.kv_cache import ALLOCATION_STEP
 from ctcdraft.distributed import Shard
@@ -29,7 +30,7 @@ from ctcdraft.models.meta import MetaBase
 from ctcdraft.models.stats import ModelStats
 from ctcdraft.planning.workload import CorpusTokenCounts, first_turn_tokens
 
-BYTES_PER_TOKEN = 7  # on disk: about 5 for a token as JSON, and 2 for its mask
+BYTES_PER_TOKEN = 9  # on disk: about 5 for a token as JSON in a part, and 4 in a shard
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class CorpusPlan:
 def plan_corpus(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path, shard: Shard) -> CorpusPlan:
     """Return the plan of a corpus that this base model generates into `out`; a few tokens are generated to time it."""
     work, size = CorpusTokenCounts.from_prompts(corpus.prompts, answers, base), ModelStats.of(base)
-    done, batches = len(part_files.list_parts(out)), -(-work.prompts * answers.samples // answers.batch_size)
+    batches = -(-work.prompts * answers.samples // answers.batch_size)
+    done = batches if is_complete(out) else len(part_files.list_parts(out))
     pending = max(0.0, 1 - done / batches)
     rows = batch_rows(work, answers)
     prompts = [
@@ -141,9 +143,11 @@ def describe_size(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGe
     return [
         f"about {work.user_tokens:,} tokens of prompts ({work.counted}){recalled}, "
         f"at most {work.response_tokens:,} of responses ({answers.max_new_tokens:,} each)",
-        f"at most {format_bytes(work.tokens * BYTES_PER_TOKEN)} {where}",
-        f"states    at most {describe_hidden_states(work.tokens, size)} ({size.state_width:,} values per token) with "
-        "hidden_states=offline; none with hidden_states=online",
+        f"rows      {work.rows:,}, one for each conversation whose prompts keep what came before; at most "
+        f"{work.row_tokens:,} tokens (by turn {work.turns:,} rows and {work.tokens_by_turn:,} tokens)",
+        f"at most {format_bytes(work.row_tokens * BYTES_PER_TOKEN)} {where}",
+        f"states    at most {describe_hidden_states(work.row_tokens, size)} ({size.state_width:,} values per token) "
+        "with hidden_states=offline; none with hidden_states=online",
     ]
 
 
@@ -176,15 +180,18 @@ def manifest_plan(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGe
     """Return the plan's entry in manifest.json."""
     prefill, decoding = work.flops(size)
     return {
+        "rows": work.rows,
         "tokens": {
+            "rows_at_most": work.row_tokens,
+            "by_turn_at_most": work.tokens_by_turn,
             "prompts": work.user_tokens,
             "histories_at_most": work.recalled,
             "answers_at_most": work.response_tokens,
         },
         "counted": work.counted,
         "disk_bytes_at_most": {
-            "answers": work.tokens * BYTES_PER_TOKEN,
-            "states": hidden_state_bytes(work.tokens, size),
+            "answers": work.row_tokens * BYTES_PER_TOKEN,
+            "states": hidden_state_bytes(work.row_tokens, size),
         },
         "memory_bytes": memory_parts(work, size, answers),
         "flops_at_most": {"prompts": prefill, "answers": decoding},

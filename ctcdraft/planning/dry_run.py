@@ -33,7 +33,6 @@ from ctcdraft.planning.training import (
 )
 from ctcdraft.planning.workload import CorpusTokenCounts
 
-
 # Reads and writes of 4 bytes per parameter: 20 in the passes of torch's AdamW, 3 in those of clipping.
 UPDATE_BYTES = 92
 
@@ -42,19 +41,21 @@ UPDATE_BYTES = 92
 class CorpusStats:
     """Size of a corpus."""
 
+    rows: int  # conversations, or single turns
     answers: int  # number of responses
-    tokens: int  # of the responses and the prompts before them
+    tokens: int  # of all rows
     longest: int  # tokens of the longest row, an upper bound
     source: str  # where the numbers come from
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, longest: int) -> Self:
         counts = manifest["counts"]
-        return cls(counts["answers"], counts["tokens"], longest, f"as prepared for {manifest['base']['base']}")
+        rows = counts.get("rows", counts["answers"])  # older versions had a row for every response
+        return cls(rows, counts["answers"], counts["tokens"], longest, f"as prepared for {manifest['base']['base']}")
 
     @classmethod
     def from_work(cls, work: CorpusTokenCounts) -> Self:
-        return cls(work.turns, work.tokens, work.longest, "at most, as planned above")
+        return cls(work.rows, work.turns, work.row_tokens, work.longest, "at most, as planned above")
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,18 @@ class BatchShape:
     length: int  # tokens of a mean row, with which operations are counted
     longest: int  # tokens of the longest row, with which memory is counted
     anchors: int  # windows in a row
-    answers_per_row: int  # responses packed into a row
+    packed: int  # conversations in a row of a batch
 
     @classmethod
     def of(cls, base: BaseLM, labels: int, corpus: CorpusStats, settings: Any, world: int) -> Self:
         longest = min(settings.max_length, base.context_length, corpus.longest)
-        mean = max(1, min(longest, corpus.tokens // corpus.answers))
-        # A pack is assumed to hold as many mean responses as fit.
-        answers_per_row = 1 if settings.pack_length is None else max(1, settings.pack_length // mean)
-        length = max(labels + 2, answers_per_row * mean)
+        mean = max(1, min(longest, corpus.tokens // corpus.rows))
+        # A pack is assumed to hold as many mean rows as fit.
+        packed = 1 if settings.pack_length is None else max(1, settings.pack_length // mean)
+        length = max(labels + 2, packed * mean)
         longest = max(longest, settings.pack_length or 0, length)
-        rows = min(settings.batch_size, ceil(corpus.answers / answers_per_row))
-        return cls(ceil(rows / world), rows, length, longest, min(settings.anchors_per_sequence, length), answers_per_row)
+        rows = min(settings.batch_size, ceil(corpus.rows / packed))
+        return cls(ceil(rows / world), rows, length, longest, min(settings.anchors_per_sequence, length), packed)
 
 
 @dataclass(frozen=True)
@@ -163,13 +164,14 @@ def plan_dry_run(
     """
     cost = TrainingCost.of(base, drafter, objective, corpus, settings, world)
     shape, memory, per_step = cost.shape, cost.memory, cost.batches_per_step
-    epochs = settings.steps * per_step * shape.all_rows * shape.answers_per_row / corpus.answers
+    epochs = settings.steps * per_step * shape.all_rows * shape.packed / corpus.rows
     ways_out = "lower trainer.batch_size= and raise trainer.gradient_accumulation_steps= by the same factor"
     return "\n".join(
         [
             f"drafter     {memory.trained:,} trainable parameters",
             *describe_draft_bytes(drafter, base),
-            f"corpus      {corpus.answers:,} responses, {corpus.tokens:,} tokens ({corpus.source})",
+            f"corpus      {corpus.rows:,} rows, {corpus.answers:,} responses, {corpus.tokens:,} tokens "
+            f"({corpus.source})",
             describe_steps(settings.steps, per_step, shape.all_rows, shape.anchors, epochs),
             memory.describe_emissions(),
             f"frames      {describe_reading(objective, drafter, cost.frames)}",

@@ -58,7 +58,7 @@ def plan_training(
     rows, anchors, frames, _ = emissions.states_BATD.shape
     reading = describe_reading(objective, drafter, frames)
     windows, feasible = count_windows(base, objective, batches, frames)
-    tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
+    tokens, responses = sum(batches.rows.lengths), sum(map(len, batches.rows.spans))
     trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.trainable_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
     rows = batches.rows_per_step // gradient_accumulation_steps  # of all processes
@@ -71,7 +71,7 @@ def plan_training(
             f"drafter     {own:,} trainable parameters{of_base}, block initialised {drafter.initialised}",
             *describe_draft_vocab(drafter, batches.rows, base.vocabulary),
             *describe_draft_bytes(drafter, base),
-            f"corpus      {len(batches.rows):,} responses, {tokens:,} tokens, {windows:,} windows, "
+            f"corpus      {len(batches.rows):,} rows, {responses:,} responses, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
             describe_steps(steps, gradient_accumulation_steps, rows, anchors, steps / batches.steps_per_epoch)
             + (f"; {done:,} of them are done" if done else ""),
@@ -182,10 +182,10 @@ def count_windows(base: BaseLM, objective: Objective, batches: Batches, frames: 
     needed = ctc_forward.transducer_frames_needed if unmerged else frames_needed
     windows, feasible = feasible_share(batches.rows, batches.labels, frames, needed)
     if not windows:
-        longest = max(len(tokens_L) for tokens_L in batches.rows.tokens)
+        longest = max(batches.rows.lengths)
         key = "base.context_length" if longest >= base.context_length else "trainer.max_length"
         raise InputError(
-            f"none of the {len(batches.rows):,} responses has a window to train on in at most {longest} tokens; raise "
+            f"none of the {len(batches.rows):,} rows has a window to train on in at most {longest} tokens; raise "
             f"{key}, or lower objective.labels={batches.labels} where all responses were cut off"
         )
     return windows, feasible
@@ -225,9 +225,7 @@ def smoke_step(base: BaseLM, drafter: DraftHead, objective: Objective, engine: T
     """Run a forward and a backward pass on artificial windows: incompatible parts fail before a corpus exists."""
     length = min(objective.labels + 8, base.context_length)
     # Two rows of three windows: torch.compile would specialise a size of 1, or two equal sizes.
-    rows = TokenSequences(
-        [torch.arange(length) % base.vocabulary] * 2, [(torch.arange(length) >= 2).int()] * 2, [True] * 2
-    )
+    rows = TokenSequences([torch.arange(length) % base.vocabulary] * 2, [[(2, length, True)]] * 2)
     with engine.precision():
         batch = Batches(rows, base, rows_per_step=2, anchors=3, labels=objective.labels, seed=0).batch(0)
         emissions = drafter(batch)

@@ -1,7 +1,8 @@
 """Token counts of a corpus before it is generated: prompts as tokenized, responses as long as they may be.
 
 Of many prompts a sample is tokenized. A response of maximal length also counts in the prompts of the conversation's
-later turns.
+later turns. Rows are what training reads: conversations, or single turns where the chat template rewrites earlier ones
+(corpus/lines.py).
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
+from ctcdraft.corpus.chat_template import chat_messages, keeps_history, prompt_tokens
 from ctcdraft.corpus.generation.requests import ResponseGenerator
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.hardware import HardwareSpec
@@ -31,6 +33,8 @@ class CorpusTokenCounts:
     user_tokens: int  # in the prompts of all turns; a turn counts again in every later prompt
     recalled: int  # response tokens in the prompts of later turns, an upper bound
     response_tokens: int  # an upper bound
+    rows: int
+    row_tokens: int  # tokens of all rows, an upper bound
     longest: int  # tokens of the longest conversation, an upper bound
     longest_prompt: int  # tokens of it that are prefilled at once
     counted: str  # how tokens were counted
@@ -41,8 +45,12 @@ class CorpusTokenCounts:
         # A prompt is cut to 3/4 of the context.
         tokenizer, most, limit = base.tokenizer, answers.max_new_tokens, base.context_length * 3 // 4
         sample = prompts[:: -(-len(prompts) // SAMPLE_SIZE)]
-        counts = [count_prompt_tokens(count_turn_tokens(prompt, tokenizer), most, limit) for prompt in sample]
-        user_tokens, recalled = (sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True))
+        lengths = [count_turn_tokens(prompt, tokenizer) for prompt in sample]
+        # A turn whose prompt does not begin with the row before it is a row of its own.
+        kept = limit if tokenizer is None or keeps_history(tokenizer, base.stop_token_ids) else 0
+        counts = [count_prompt_tokens(turns, most, limit) + count_rows(turns, most, limit, kept) for turns in lengths]
+        totals = [sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True)]
+        user_tokens, recalled, rows, row_tokens = (total * answers.samples for total in totals)
         turns = sum(len(prompt.turns) for prompt in prompts)
         # Tokenizing all prompts would take long; the longest by characters are enough.
         largest = heapq.nlargest(
@@ -54,9 +62,11 @@ class CorpusTokenCounts:
         return cls(
             prompts=len(prompts),
             turns=turns * answers.samples,
-            user_tokens=user_tokens * answers.samples,
-            recalled=recalled * answers.samples,
+            user_tokens=user_tokens,
+            recalled=recalled,
             response_tokens=turns * answers.samples * most,
+            rows=rows,
+            row_tokens=row_tokens,
             longest=longest,
             longest_prompt=min(limit, max(1, longest - most)),
             counted=f"from {len(sample):,} prompts" if tokenizer else by_characters,
@@ -67,8 +77,8 @@ class CorpusTokenCounts:
         return self.user_tokens + self.recalled
 
     @property
-    def tokens(self) -> int:
-        """Tokens of all rows; a row is one response after its whole prompt."""
+    def tokens_by_turn(self) -> int:
+        """Tokens of a row for every response behind its whole prompt, as the base model reads them to answer."""
         return self.prompt_tokens + self.response_tokens
 
     @property
@@ -111,3 +121,14 @@ def count_prompt_tokens(turns: Sequence[int], most: int, limit: int) -> tuple[in
     """
     users = [min(limit, sum(turns[: turn + 1])) for turn in range(len(turns))]
     return sum(users), sum(min(limit - user, turn * most) for turn, user in enumerate(users))
+
+
+def count_rows(turns: Sequence[int], most: int, limit: int, kept: int) -> tuple[int, int]:
+    """Return the rows of a conversation and at most their tokens; rows continue in prompts of up to `kept` tokens.
+
+    turns of 3 and 4 tokens, most=5 per response, limit=20, kept=20   ->   1 row of 3 + 5 + 4 + 5
+    turns of 3 and 4 tokens, most=5 per response, limit=20, kept=0    ->   2 rows of 3 + 5 and 3 + 5 + 4 + 5
+    """
+    prompts = [sum(turns[: turn + 1]) + turn * most for turn in range(len(turns))]
+    last = [now for now, following in pairwise([*prompts, kept + 1]) if following > kept]  # prompts of last turns
+    return len(last), sum(min(limit, prompt) + most for prompt in last)

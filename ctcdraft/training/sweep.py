@@ -97,7 +97,7 @@ def read_run(folder: Path) -> Job | Unmeasured | None:
         return Unmeasured(folder.name, values, status)
     command = (folder / "command.txt").read_text().strip() if (folder / "command.txt").is_file() else ""
     seconds = {clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")}
-    totals = {clock: sum(each) for clock, each in seconds.items() if None not in each}
+    totals: dict[str, float] = {clock: sum(filter(None, each)) for clock, each in seconds.items() if None not in each}
     return Job(folder.name, values, command, len(lines), max(taus), lines[-1].get("loss"), totals, status)
 
 

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ctcdraft.corpus.token_store import Row, TensorColumn, TokenSequences
+from ctcdraft.corpus.lines import cut_spans
+from ctcdraft.corpus.token_store import Column, Row, TokenSequences
 from ctcdraft.corpus.types import first_turn_key
 from ctcdraft.decoding.loop import Drafter, generate
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, conditional_acceptance_rates
@@ -44,22 +44,21 @@ class DecodingValidation:
 def split_held_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[TokenSequences, list[Tensor]]:
     """Return rows to train on, and the prompts (token ids) of held-out conversations.
 
-    Conversations with the same first turn are held out together. A row with fewer than two response tokens within
-    max_length is left out.
+    Conversations with the same first turn are held out together. A row without two tokens of a response
+    within max_length is left out.
     """
     ids = sorted({first_turn_key(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held_out = set(ids[: min(prompts, len(ids) // 2)])
-    kept, whole, first_turns = [], [], {}
+    kept, first_turns = [], {}
     for index, row in enumerate(rows):
         if first_turn_key(row.id) not in held_out:
-            if int(row.mask_L[:max_length].sum()) >= 2:  # a window needs a root and a label
+            if any(end - start >= 2 for start, end, _ in cut_spans(row.spans, max_length)):  # a root and a label
                 kept.append(index)
-                whole.append(row.ended and len(row.tokens_L) <= max_length)
         elif row.turn == 0:
             first_turns[first_turn_key(row.id)] = row
+    # Behind its last response a row has nothing to train on.
     rows_kept = TokenSequences(
-        TensorColumn(rows, kept, lambda row: row.tokens_L[:max_length].long()),
-        TensorColumn(rows, kept, lambda row: row.mask_L[:max_length]),
-        whole,
+        Column(rows, kept, lambda row: row.tokens_L[: cut_spans(row.spans, max_length)[-1][1]].long()),
+        Column(rows, kept, lambda row: cut_spans(row.spans, max_length)),
     )
-    return rows_kept, [row.tokens_L[: int(torch.argmax(row.mask_L.int()))].long() for row in first_turns.values()]
+    return rows_kept, [row.tokens_L[: row.spans[0][0]].long() for row in first_turns.values()]

@@ -134,14 +134,14 @@ class CostMeter:
         """Prompts spread evenly over the corpus, of those with responses of enough tokens."""
         wanted, tokens = self.config.matching.prompts, self.config.matching.tokens
         rows = prepared.read_corpus(self.prepared, self.base.fingerprint()).rows
-        long = [row for row in rows if int(row.mask_L.sum()) >= tokens]
+        long = [row for row in rows if row.spans[0][1] - row.spans[0][0] >= tokens]
         if len(long) < wanted:
             raise InputError(
                 f"{len(long)} responses in {self.prepared} have {tokens} tokens, and drafts are timed on {wanted} of "
                 "them; lower arena.matching.prompts or tokens, or leave `latency` out of arena.arms"
             )
         chosen = [long[number * len(long) // wanted] for number in range(wanted)]
-        return [row.tokens_L[: int(row.mask_L.int().argmax())].long().to(self.base.device) for row in chosen]
+        return [row.tokens_L[: row.spans[0][0]].long().to(self.base.device) for row in chosen]
 
     def match_method(self, method: MethodSpec, arm: str) -> SizeMatch:
         if method.name == self.config.reference:

@@ -107,6 +107,7 @@ class GpuHoursPlanner:
         recalled = questions * most * turns * (turns - 1) // 2
         totals = {"prompts": questions, "turns": questions * turns, "recalled": recalled}
         totals["response_tokens"] = questions * turns * most
+        totals |= {"rows": questions, "row_tokens": questions * turns * most}
         return CorpusTokenCounts(
             **{key: EVALUATED_ARMS * total for key, total in totals.items()},
             user_tokens=0,

@@ -19,7 +19,8 @@ from truths_corpus import slow_answer_mask
 
 from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, Response, ResponseGenerator, Sample
-from ctcdraft.corpus.token_store import generation_prompt_tokens, refuse_wrong_masks
+from ctcdraft.corpus.lines import join_turns
+from ctcdraft.corpus.token_store import Row, generation_prompt_tokens, refuse_wrong_masks, span_mask
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import TEMPLATE_FOLDER, read_chat_template
@@ -113,7 +114,7 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
     base = SimpleNamespace(
         tokenizer=tokenizer, stop_token_ids={tokenizer.convert_tokens_to_ids(end)}, context_length=1 << 20
     )
-    compared = set()
+    compared, joined = set(), 0
     for number, messages in enumerate(thousand):
         pairs = [pair for pair in zip(messages[::2], messages[1::2], strict=False) if pair[1]["role"] == "assistant"]
         if [message for pair in pairs for message in pair] != messages[: 2 * len(pairs)] or not pairs:
@@ -128,9 +129,16 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
                 continue  # encoding changed an earlier response
             assert line["tokens"] == ids[:last]
             own = last - mask[:last][::-1].index(0) if 0 in mask[:last] else 0
-            assert line["mask"] == [0] * own + [1] * (last - own)
+            assert line["spans"] == [(own, last, True)]
             compared.add((number, line["turn"]))
+        (row, *others), (ids, mask) = join_turns(lines), truths[-1]
+        if len(pairs) > 1 and not others:
+            length = row["spans"][-1][1]
+            assert span_mask(row["spans"], length).tolist() == mask[:length]
+            assert row["tokens"] == ids[:length]
+            joined += 1
     assert len({number for number, _ in compared}) == len(thousand)
+    assert joined > 300
 
 
 @pytest.mark.parametrize(
@@ -182,15 +190,20 @@ def test_a_template_that_raises_is_one_sentence():
 # --- the masks of prepared rows -----------------------------------------------------------------------------
 
 
-def row(mask_change=0, ended=True, **changes):
-    """Return a prompt and the response `yes<|end|>` through the random template; the mask shifted by so many tokens."""
-    tokenizer = tiny_tokenizer()
-    prompt = prompt_tokens(tokenizer, TALK[:1])
-    answer = tokenizer("yes<|end|>" if ended else "yes", add_special_tokens=False)["input_ids"]
-    mask = [0] * len(prompt) + [1] * len(answer)
-    mask = mask[-mask_change:] + mask[:-mask_change] if mask_change > 0 else mask[-mask_change:] + [0] * -mask_change
-    values = {"id": "p1", "tokens_L": torch.tensor(prompt + answer), "mask_L": torch.tensor(mask), "ended": ended}
-    return SimpleNamespace(**(values | changes))
+def row(shift=0, ended=True, turns=1, change=None):
+    """Return a conversation of responses `yes<|end|>` through the random template; the spans shifted by so many tokens.
+
+    change(spans) returns other spans.
+    """
+    tokenizer, tokens, spans = tiny_tokenizer(), [], []
+    for turn in range(turns):
+        talk = [TALK[0], {"role": "assistant", "content": "yes"}] * turn + TALK[:1]
+        prompt = prompt_tokens(tokenizer, talk)
+        answer = tokenizer("yes<|end|>" if ended else "yes", add_special_tokens=False)["input_ids"]
+        assert prompt[: len(tokens)] == tokens
+        tokens = prompt + answer
+        spans.append((len(prompt) + shift, len(tokens) + min(shift, 0), ended))
+    return Row("p1", 0, "test", torch.tensor(tokens, dtype=torch.int32), change(spans) if change else spans)
 
 
 def refuse(*rows):
@@ -199,31 +212,39 @@ def refuse(*rows):
 
 def test_right_masks_are_accepted():
     assert tiny_tokenizer().decode(generation_prompt_tokens(tiny_tokenizer())) == "<|end|><|assistant|>"
-    refuse(row(), row(ended=False))
+    refuse(row(), row(ended=False), row(turns=3), row(turns=3, ended=False))
 
 
+@pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize("shift", [-2, -1, 1, 2])
-def test_a_shifted_mask_is_refused(shift, ended):
+def test_a_shifted_mask_is_refused(shift, ended, turns):
     with pytest.raises(InputError, match="answer mask of p1 is shifted"):
-        refuse(row(), row(shift, ended))
+        refuse(row(), row(shift, ended, turns))
 
 
-def test_masks_of_zeros_and_of_ones_are_refused():
+def test_a_later_response_that_is_shifted_is_refused():
+    with pytest.raises(InputError, match="answer mask of p1 is shifted: the answer at token 14"):
+        refuse(row(turns=2, change=lambda spans: [spans[0], (spans[1][0] + 1, *spans[1][1:])]))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda spans: [], "is all zeros"),
+        (lambda spans: [(0, spans[-1][1], True)], "is all ones"),
+        (lambda spans: [(*spans[0][:1], 99, True)], "has the answer 5 to 99 in a row of 9 tokens"),
+        (lambda spans: spans * 2, "has the answer 5 to 9 in a row of 9 tokens, after one to 9"),
+        (lambda spans: [(spans[0][0], spans[0][1] - 1, True)], "stops before its end token"),
+    ],
+)
+def test_impossible_spans_are_refused(change, sentence):
+    with pytest.raises(InputError, match=f"answer mask of p1 .*{sentence}"):
+        refuse(row(change=change))
+
+
+def test_a_response_that_continues_after_its_end_token_is_refused():
     right = row()
-    for value, sentence in ((0, "is all zeros"), (1, "is all ones")):
-        with pytest.raises(InputError, match=sentence):
-            refuse(row(mask_L=torch.full_like(right.mask_L, value)))
-    with pytest.raises(InputError, match="entries for"):
-        refuse(row(mask_L=right.mask_L[:-1]))
-
-
-def test_a_mask_that_ends_before_or_after_eos_is_refused():
-    short, right = row(), row()
-    short.mask_L[-1] = 0
-    with pytest.raises(InputError, match="stops before its end token"):
-        refuse(short)
-    longer, ones = torch.cat([right.tokens_L, right.tokens_L[-2:]]), torch.ones(2, dtype=torch.int64)
-    behind = row(tokens_L=longer, mask_L=torch.cat([right.mask_L, ones]))
+    longer = torch.cat([right.tokens_L, right.tokens_L[-2:]])
     with pytest.raises(InputError, match="continues after its end token"):
-        refuse(behind)
+        refuse(Row("p1", 0, "test", longer, [(5, 11, True)]))

@@ -150,29 +150,49 @@ def rewritten(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], o
 
 
 def masked(change: Callable[[list[int]], list[int]]) -> Callable[[Path], object]:
-    """Change all masks and correct the checksums, so that only the content is wrong."""
+    """Write lines with masks, as older versions did, change the masks and correct the checksums."""
 
     def damage(folder: Path) -> None:
         manifest = json.loads((folder / "manifest.json").read_text())
         for file in part_files.list_parts(folder):
-            changed = [line | {"mask": change(line["mask"])} for line in part_files.read_part(file) or []]
-            part_files.write_part(file, changed)
+            lines = part_files.read_part(file) or []
+            for line in lines:
+                ((start, end, ended),) = line.pop("spans")
+                line |= {"mask": change([0] * start + [1] * (end - start)), "ended": bool(ended)}
+            part_files.write_part(file, lines)
             manifest["parts"][file.name] = part_files.file_checksum(file)
+        del manifest["arrow"]
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
     return damage
 
 
-MANIFEST, PART = "manifest.json", "part-00001.jsonl"
+def of_parts(damage: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Damage a corpus that has no shards, as those of older versions."""
+
+    def without_shards(folder: Path) -> None:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        del manifest["arrow"]
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+        (folder / SHARD).unlink()
+        damage(folder)
+
+    return without_shards
+
+
+MANIFEST, PART, SHARD = "manifest.json", "part-00001.jsonl", "rows-00000.arrow"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a manifest cut off": (rewritten(MANIFEST, lambda text: text[:300]), "is not the manifest of a prepared corpus"),
     "a manifest of something else": (rewritten(MANIFEST, lambda text: b"[]"), "is not the"),
     "a manifest without parts": (
         rewritten(MANIFEST, lambda text: lines({"complete": True, "base": {}, "answers": {}})), "is not the"),
-    "a part cut off": (rewritten(PART, lambda text: text[:100]), f"{PART} is missing or damaged"),
-    "a part edited": (
-        rewritten(PART, lambda text: text.replace(b'"ended":false', b'"ended":true', 1)), f"{PART} is missing or"),
-    "a part gone": (lambda folder: (folder / PART).unlink(), f"{PART} is missing or damaged"),
+    "a shard cut off": (rewritten(SHARD, lambda data: data[:100]), f"{SHARD} is missing or damaged"),
+    "a shard edited": (rewritten(SHARD, lambda data: data.replace(b"test", b"next", 1)), f"{SHARD} is missing or"),
+    "a shard gone": (lambda folder: (folder / SHARD).unlink(), f"{SHARD} is missing or damaged"),
+    "an old part cut off": (of_parts(rewritten(PART, lambda text: text[:100])), f"{PART} is missing or damaged"),
+    "an old part edited": (
+        of_parts(rewritten(PART, lambda text: text.replace(b'"cut":0', b'"cut":1', 1))), f"{PART} is missing or"),
+    "an old part gone": (of_parts(lambda folder: (folder / PART).unlink()), f"{PART} is missing or damaged"),
     "a mask of ones": (masked(lambda mask: [1] * len(mask)), "is all ones"),
     "a mask of zeros": (masked(lambda mask: [0] * len(mask)), "is all zeros"),
     "a mask of other length": (masked(lambda mask: mask[1:]), r"has \d+ entries for \d+ tokens"),
@@ -187,7 +207,7 @@ def test_a_damaged_corpus_is_not_read(world, base, kind, tmp_path):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("kind", ["a manifest cut off", "a part edited", "a mask of ones"])
+@pytest.mark.parametrize("kind", ["a manifest cut off", "a shard edited", "an old part edited", "a mask of ones"])
 def test_a_damaged_corpus_is_not_trained_on(world, monkeypatch, capsys, kind, tmp_path):
     sentence = damaged(world, tmp_path, kind)
     assert sentence in error_of(world, monkeypatch, capsys, "train.py", *TRAIN, f"corpus.path={tmp_path}")

@@ -144,7 +144,7 @@ def test_a_lasting_failure_loses_no_finished_part(base, tmp_path, trouble, sente
         asked_again = [body["prompt"] for body in server.requests[before:]]
         lines = [json.loads(line) for part in finished for line in part.read_text().splitlines()]
         assert asked_again
-        assert not [line for line in lines if line["tokens"][: line["mask"].index(1)] in asked_again]
+        assert not [line for line in lines if line["tokens"][: line["spans"][0][0]] in asked_again]
     whole, cut = ({one.name: one.read_bytes() for one in tmp_path.glob(f"{name}/*")} for name in ("whole", "cut"))
     assert cut == whole
 

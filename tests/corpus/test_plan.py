@@ -14,7 +14,7 @@ from ctcdraft.distributed import Shard
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.models.meta import meta_base_if_absent
 from ctcdraft.planning import corpus as planning_corpus
-from ctcdraft.planning.workload import CorpusTokenCounts, count_prompt_tokens
+from ctcdraft.planning.workload import CorpusTokenCounts, count_prompt_tokens, count_rows
 
 PROMPTS = [
     Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 4)), None) for n in range(1, 12)
@@ -109,6 +109,26 @@ def test_histories_are_counted_and_cut_to_the_prompt_limit():
     assert count_prompt_tokens([3, 4], most=5, limit=10) == (3 + 7, 3)
     assert count_prompt_tokens([3, 4, 2], most=5, limit=100) == (3 + 7 + 9, 5 + 10)
     assert count_prompt_tokens([30], most=5, limit=10) == (10, 0)
+
+
+def test_rows_are_conversations_as_long_as_prompts_keep_what_came_before():
+    assert count_rows([3, 4], most=5, limit=20, kept=20) == (1, 3 + 5 + 4 + 5)
+    assert count_rows([3, 4], most=5, limit=20, kept=0) == (2, 3 + 5 + 3 + 5 + 4 + 5)
+    # The second prompt of 12 tokens is cut to 10, so it and the third begin rows of their own.
+    assert count_rows([3, 4, 2], most=5, limit=10, kept=10) == (3, 3 + 5 + 10 + 5 + 10 + 5)
+    assert count_rows([30], most=5, limit=10, kept=10) == (1, 15)
+
+
+def test_rows_are_planned_by_what_the_template_keeps(base, tmp_path):
+    work = CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base)
+    assert (work.rows, work.turns) == (len(PROMPTS), TURNS)
+    assert work.row_tokens < work.tokens_by_turn
+    counts = prepared.prepare(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, {})["counts"]
+    assert work.rows < counts["rows"] <= TURNS  # its bytes change when its text is encoded again
+    raw = random_base()
+    raw.tokenizer.chat_template = None  # no end token in a history
+    work = CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, raw)
+    assert (work.rows, work.row_tokens) == (TURNS, work.tokens_by_turn)
 
 
 def test_a_dry_run_counts_the_same_and_estimates_tokens_without_a_tokenizer(base):

@@ -94,6 +94,11 @@ def test_prepare_plans_prepares_resumes_and_overwrites(world):
     assert (account["read"], account["kept"], account["not_asked"]) == (8, 5, 3)
     assert set(account["leaked"]) == {"tiny", "mt_bench", "gsm8k"}
 
+    exported = run(world, "out=there", "export=exported")
+    assert (exported.returncode, exported.stdout) == (0, "3 parts in exported\n"), exported.stderr
+    for file in (world / "there").glob("part-*.jsonl"):
+        assert (world / "exported" / file.name).read_bytes() == file.read_bytes()
+
     from_parts = run(world, "out=there", "corpus.limit=5", "show=3")
     assert from_parts.returncode == 0, from_parts.stderr
     assert from_parts.stdout.count("is trained on the labels") + from_parts.stdout.count("no anchor") == 3

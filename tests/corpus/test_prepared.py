@@ -2,12 +2,13 @@
 
 import json
 import os
+from collections import Counter
 
 import pytest
 from prompts import generated_tokens
 from tiny_models import random_base
 
-from ctcdraft.corpus import part_files, prepared
+from ctcdraft.corpus import arrow_files, finished, part_files, prepared
 from ctcdraft.corpus.generation import requests
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.types import Corpus, Prompt
@@ -63,30 +64,33 @@ def killed_after(monkeypatch, batches):
 def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
     manifest = prepare(base, tmp_path)
     corpus = prepared.read_corpus(tmp_path, base.fingerprint())
-    assert sorted((row.id, row.turn) for row in corpus.rows) == sorted(
+    assert sorted((row.id, row.turn + n) for row in corpus.rows for n in range(len(row.spans))) == sorted(
         (prompt.id, turn) for prompt in PROMPTS for turn in range(len(prompt.turns))
     )
     asked = {prompt.id: prompt for prompt in PROMPTS}
     for row in corpus.rows:
-        text = base.tokenizer.decode(row.tokens_L[~row.mask_L].tolist())
-        assert text.endswith(asked[row.id].turns[row.turn] + "<|end|><|assistant|>")
-        start = int((~row.mask_L).sum())
-        assert row.mask_L[start:].all()  # one response, at the end
-        answer = row.tokens_L[start:].tolist()
-        assert [answer] == generated_tokens(GREEDY, base, [row.tokens_L[:start].tolist()])
-        assert row.ended == (answer[-1] in base.stop_token_ids)
+        for turn, (start, end, ended) in enumerate(row.spans, row.turn):
+            text = base.tokenizer.decode(row.tokens_L[:start].tolist())
+            assert text.endswith(asked[row.id].turns[turn] + "<|end|><|assistant|>")
+            answer = row.tokens_L[start:end].tolist()
+            assert [answer] == generated_tokens(GREEDY, base, [row.tokens_L[:start].tolist()])
+            assert ended == (answer[-1] in base.stop_token_ids)
     counts = manifest["counts"]
     assert (counts["prompts"], counts["answers"], counts["cut_prompts"]) == (len(PROMPTS), TURNS, 0)
     assert manifest["conversations"] == {"read": len(PROMPTS), "kept": len(PROMPTS)}
     assert counts["tokens"] == sum(len(row.tokens_L) for row in corpus.rows)
     assert counts["answer_tokens"] == sum(int(row.mask_L.sum()) for row in corpus.rows)
-    assert counts["ended_share"] == sum(row.ended for row in corpus.rows) / TURNS
+    assert counts["ended_share"] == sum(ended for row in corpus.rows for *_, ended in row.spans) / TURNS
+    assert counts["rows"] == len(corpus.rows)
+    rows = Counter(row.id for row in corpus.rows)
+    assert counts["conversations_in_one_row"] == sum(count == 1 for count in rows.values())
+    assert counts["conversations_in_several_rows"] == sum(count > 1 for count in rows.values())
 
 
 def test_a_second_turn_holds_the_first_response_of_the_base_model(base, tmp_path):
     prepare(base, tmp_path)
     rows = {(row.id, row.turn): row for row in prepared.read_corpus(tmp_path, base.fingerprint()).rows}
-    first, second = rows["p1", 0], rows["p1", 1]
+    first, second = rows["p1", 0], rows["p1", 1]  # two rows: encoding its text again changes the bytes
     history = second.tokens_L[: len(first.tokens_L)].tolist()
     first_text = base.tokenizer.decode(first.tokens_L.tolist(), skip_special_tokens=True)
     assert base.tokenizer.decode(history, skip_special_tokens=True).startswith(first_text[:8])
@@ -142,19 +146,83 @@ def test_a_complete_corpus_is_left_as_it_is(base, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
-def test_a_damaged_part_is_refused_and_then_redone(base, tmp_path, damage):
+@pytest.mark.parametrize("parts_too", [False, True])
+def test_damaged_shards_are_refused_and_then_redone_from_the_parts(base, tmp_path, damage, parts_too):
     prepare(base, tmp_path)
-    before, part = content(tmp_path), part_files.part_path(tmp_path, 1)
-    if damage == "truncate":
-        part.write_bytes(part.read_bytes()[:-20])
-    elif damage == "flip":
-        part.write_bytes(part.read_bytes().replace(b'"ended":false', b'"ended":true'))
-    else:
-        part.unlink()
-    with pytest.raises(InputError, match=r"part-00001.jsonl is missing or damaged; run data/prepare.py again"):
+    before = content(tmp_path)
+    harmed = [part_files.shard_path(tmp_path, 0), part_files.part_path(tmp_path, 1)]
+    for file in harmed[: 1 + parts_too]:
+        if damage == "truncate":
+            file.write_bytes(file.read_bytes()[:-20])
+        elif damage == "flip":
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
+        else:
+            file.unlink()
+    with pytest.raises(InputError, match=r"rows-00000.arrow is missing or damaged; run data/prepare.py again"):
         prepared.read_corpus(tmp_path, base.fingerprint())
+    kept = os.stat(part_files.part_path(tmp_path, 0)).st_mtime_ns
     prepare(base, tmp_path)
     assert content(tmp_path) == before
+    assert kept == os.stat(part_files.part_path(tmp_path, 0)).st_mtime_ns
+
+
+def by_turn(out, manifest):
+    """Rewrite a corpus as older versions wrote it: a line for every turn, with a mask, and no shards."""
+    for name in manifest["parts"]:
+        lines = []
+        for row in part_files.read_part(out / name):
+            for turn, (start, end, ended) in enumerate(row["spans"], row["turn"]):
+                mask = [0] * start + [1] * (end - start)
+                line = row | {"turn": turn, "tokens": row["tokens"][:end], "mask": mask, "ended": bool(ended)}
+                lines.append({key: value for key, value in line.items() if key != "spans"})
+        part_files.write_part(out / name, lines)
+        manifest["parts"][name] = part_files.file_checksum(out / name)
+    del manifest["arrow"], manifest["counts"]["rows"]
+    part_files.write_manifest(out, manifest)
+    for shard in part_files.list_shards(out):
+        shard.unlink()
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_corpus_of_an_older_version_keeps_its_rows_by_turn(base, tmp_path, monkeypatch, writable):
+    by_turn(tmp_path, prepare(base, tmp_path))
+    parts = {file.name: file.read_bytes() for file in part_files.list_parts(tmp_path)}
+    killed_after(monkeypatch, 0)  # nothing is answered again
+    prepare(base, tmp_path)
+    if not writable:
+        full = InputError("no room")
+        monkeypatch.setattr(arrow_files, "write_shards", lambda *arguments: (_ for _ in ()).throw(full))
+    first, again = (prepared.read_corpus(tmp_path, base.fingerprint()).rows for _ in range(2))
+    assert len(first) == len(again) == TURNS
+    assert all(len(row.spans) == 1 for row in again)
+    for one, other in zip(first, again, strict=True):
+        assert (one.id, one.turn, one.spans, one.tokens_L.tolist()) == (
+            other.id, other.turn, other.spans, other.tokens_L.tolist(),
+        )  # fmt: skip
+    assert part_files.shard_path(tmp_path, 0).exists() == writable
+    assert parts == {file.name: file.read_bytes() for file in part_files.list_parts(tmp_path)}
+    prepare(base, tmp_path)
+
+
+def test_exported_parts_are_those_that_were_written_and_are_read_again(base, tmp_path):
+    prepare(base, tmp_path / "one")
+    before = content(tmp_path / "one")
+    for file in part_files.list_parts(tmp_path / "one"):
+        file.unlink()
+    rows = prepared.read_corpus(tmp_path / "one", base.fingerprint()).rows  # the shards are enough
+    prepare(base, tmp_path / "one")
+    exported = finished.export_parts(tmp_path / "one", tmp_path / "two")
+    parts = {name: data for name, data in before.items() if name.startswith("part")}
+    assert content(tmp_path / "two").keys() == {*parts, "manifest.json"}
+    assert all(content(tmp_path / "two")[name] == data for name, data in parts.items())
+    assert exported == {k: v for k, v in json.loads(before["manifest.json"]).items() if k != "arrow"}
+    again = prepared.read_corpus(tmp_path / "two", base.fingerprint()).rows
+    assert [(row.id, row.turn, row.spans) for row in rows] == [(row.id, row.turn, row.spans) for row in again]
+    assert content(tmp_path / "two") == before  # shards and manifest included
+    with pytest.raises(InputError, match=r"export=.*one is not empty"):
+        finished.export_parts(tmp_path / "two", tmp_path / "one")
 
 
 def test_another_base_is_refused_by_name(base, tmp_path):

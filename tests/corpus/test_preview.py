@@ -5,7 +5,7 @@ import re
 from test_answer_masks import row
 from tiny_models import tiny_tokenizer
 
-from ctcdraft.corpus.token_store import COLOURS, render_row
+from ctcdraft.corpus.preview import COLOURS, render_row
 
 PIECE = re.compile("\x1b\\[([0-9;]+)m(.*?)\x1b\\[0m", re.DOTALL)
 

@@ -13,7 +13,7 @@ def part(folder, *rows):
     lines = []
     for prompt, answer in rows:
         before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
-        lines.append(json.dumps({"tokens": before + after, "mask": [0] * len(before) + [1] * len(after)}) + "\n")
+        lines.append(json.dumps({"tokens": before + after, "spans": [(len(before), len(before + after), True)]}) + "\n")
     (folder / "part-00000.jsonl").write_text("".join(lines))
     return folder
 

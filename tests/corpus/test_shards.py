@@ -11,6 +11,7 @@ from tiny_models import random_base
 from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.part_files import writer_lock
+from ctcdraft.corpus.token_store import Row
 from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
@@ -28,6 +29,15 @@ def base():
 
 def prepare(base, out, shard=prepared.SINGLE_SHARD):
     return prepared.prepare(base, Corpus.from_prompts(PROMPTS), SAMPLED, out, {}, shard)
+
+
+def turns_of(corpus):
+    """Return the rows by turn: each response behind its whole prompt."""
+    return [
+        Row(row.id, row.turn + n, row.category, row.tokens_L[:end], [(start, end, ended)], row.sample)
+        for row in corpus.rows
+        for n, (start, end, ended) in enumerate(row.spans)
+    ]
 
 
 def content(out):
@@ -64,7 +74,7 @@ def test_parts_from_two_machines_are_merged_in_one_folder(base, tmp_path):
 
 def test_every_sample_of_every_turn_exists_once_and_samples_differ(base, tmp_path):
     prepare(base, tmp_path)
-    rows = prepared.read_corpus(tmp_path, base.fingerprint()).rows
+    rows = turns_of(prepared.read_corpus(tmp_path, base.fingerprint()))
     wanted = [(one.id, turn, sample) for one in PROMPTS for turn in range(len(one.turns)) for sample in (0, 1)]
     assert sorted((row.id, row.turn, row.sample) for row in rows) == sorted(wanted)
     responses = {(row.id, row.turn, row.sample): row.tokens_L[row.mask_L].tolist() for row in rows}
@@ -73,7 +83,7 @@ def test_every_sample_of_every_turn_exists_once_and_samples_differ(base, tmp_pat
 
 def test_each_sample_continues_after_its_own_first_response(base, tmp_path):
     prepare(base, tmp_path)
-    rows = {(row.id, row.turn, row.sample): row for row in prepared.read_corpus(tmp_path, base.fingerprint()).rows}
+    rows = {(row.id, row.turn, row.sample): row for row in turns_of(prepared.read_corpus(tmp_path, base.fingerprint()))}
     for sample in (0, 1):
         first, second = rows["p1", 0, sample], rows["p1", 1, sample]
         first_text = base.tokenizer.decode(first.tokens_L[first.mask_L].tolist(), skip_special_tokens=True)
@@ -149,7 +159,7 @@ def test_a_complete_corpus_needs_no_lock(base, tmp_path):
     prepare(base, tmp_path)
     with writer_lock(tmp_path, prepared.SINGLE_SHARD):
         assert prepare(base, tmp_path)["complete"]
-        part_files.part_path(tmp_path, 1).unlink()
+        part_files.shard_path(tmp_path, 0).unlink()
         with pytest.raises(InputError, match="is writing into"):
             prepare(base, tmp_path)
 

@@ -192,7 +192,7 @@ def test_training_batches_equal_what_decoding_sees():
     generate(base, recorder, PROMPT, HOW, frozenset(), 0)
     decoded = dict(recorder.emissions)
 
-    rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
+    rows = TokenSequences([text], [[(len(PROMPT), len(text), True)]])
     batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)
     logits = drafter(batch).logits()[0]
     compared = 0

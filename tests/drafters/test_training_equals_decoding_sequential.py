@@ -147,7 +147,7 @@ def test_training_batches_hold_what_decoding_sees(kind, tmp_path):
     base = random_base()
     drafter = make_sequential_drafter(kind, base, tmp_path)
     text, seen = decoded(base, drafter)
-    rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
+    rows = TokenSequences([text], [[(len(PROMPT), len(text), True)]])
     batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)
     outputs = drafter(batch).logits()[0].log_softmax(dim=-1)
     seen_by_anchor, compared = dict(seen), 0

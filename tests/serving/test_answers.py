@@ -62,8 +62,8 @@ def test_responses_are_those_of_transformers_and_a_killed_corpus_is_continued(fo
     ours, theirs = rows(folder / "vllm"), rows(folder / "transformers")
     assert [row["id"] for row in ours] == [row["id"] for row in theirs]
     assert len(ours) == PROMPTS
-    prompts = [row["tokens"][: row["mask"].index(1)] for row in ours]
-    answers = [[row["tokens"][row["mask"].index(1) :] for row in side] for side in (ours, theirs)]
+    prompts = [row["tokens"][: row["spans"][0][0]] for row in ours]
+    answers = [[row["tokens"][row["spans"][0][0] :] for row in side] for side in (ours, theirs)]
     ties = near_ties(TINY / "base", zip(prompts, *answers, strict=True))
     print(f"{len(ours)} responses, {sum(map(len, answers[0]))} tokens, {ties} near ties")
     assert ties <= 1
@@ -78,7 +78,7 @@ def test_sampled_responses_to_more_prompt_tokens_than_one_step_reads(folder):
     stops = load_base(str(TINY / "base"), "float32", "cpu").stop_token_ids
     found = rows(folder / "vllm")
     assert len(found) == 8 * PROMPTS
-    assert sum(row["mask"].index(1) for row in found) > 8192
-    assert all(row["ended"] == (row["tokens"][-1] in stops) for row in found)
-    assert all(row["ended"] or sum(row["mask"]) == 48 for row in found)
+    assert sum(row["spans"][0][0] for row in found) > 8192
+    assert all(row["spans"][0][2] == (row["tokens"][-1] in stops) for row in found)
+    assert all(ended or end - start == 48 for row in found for start, end, ended in row["spans"] in found)
     assert len({json.dumps(row["tokens"]) for row in found}) > 4 * PROMPTS

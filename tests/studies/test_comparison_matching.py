@@ -162,8 +162,8 @@ def test_trained_heads_of_equal_draft_time_are_timed(meter, monkeypatch):
 
 def test_prompts_are_spread_evenly_over_the_corpus(meter, monkeypatch):
     def row(number, length):
-        mask_L = torch.tensor([False] * 4 + [True] * length)
-        return Row(f"p{number}", 0, "chat", torch.arange(number, number + 4 + length, dtype=torch.int32), mask_L, True)
+        tokens_L = torch.arange(number, number + 4 + length, dtype=torch.int32)
+        return Row(f"p{number}", 0, "chat", tokens_L, [(4, 4 + length, True)])
 
     rows = [row(number, 6 if number % 2 else 5) for number in range(20)]  # the even ones are too short
     monkeypatch.setattr(

@@ -65,7 +65,7 @@ class Trainer:
 
 def test_the_plan_adds_up():
     base, head = meta_head()
-    stats = CorpusStats(answers=50, tokens=1500, longest=60, source="counted")
+    stats = CorpusStats(rows=50, answers=50, tokens=1500, longest=60, source="counted")
     plan = plan_dry_run(base, head, CTC(3), stats, Trainer, HardwareSpec(1e9, None))
     trained = sum(value.numel() for value in head.trainable_parameters())
     assert f"drafter     {trained:,} trainable parameters" in plan
@@ -83,7 +83,7 @@ def test_the_plan_adds_up():
 
 def test_accumulated_batches_and_packs_are_counted():
     base, head = meta_head()
-    stats, once = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
+    stats, once = CorpusStats(rows=50, answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
     alone = plan_dry_run(base, head, CTC(3), stats, Trainer, once)
     thrice = plan_dry_run(
         base, head, CTC(3), stats, type("Trainer", (Trainer,), {"gradient_accumulation_steps": 3}), once
@@ -98,9 +98,9 @@ def test_accumulated_batches_and_packs_are_counted():
 
 
 def test_hours_are_those_of_the_rows_of_one_process():
-    """Two processes with twice the rows take as long as one, and read the corpus in half the time; memory is for its rows."""
+    """Two processes with twice the rows take as long as one, and read the corpus in half the time."""
     base, head = meta_head()
-    stats, rate = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
+    stats, rate = CorpusStats(rows=50, answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
     alone = plan_dry_run(base, head, CTC(3), stats, Trainer, rate)
     twice = type("Trainer", (Trainer,), {"batch_size": 8, "gradient_accumulation_steps": 2})
     shared, unshared = (plan_dry_run(base, head, CTC(3), stats, twice, rate, world=world) for world in (2, 1))
@@ -150,7 +150,7 @@ def time_of(plan):
 def test_incompatible_drafter_and_objective_are_refused_on_the_meta_device_too():
     base, head = meta_head(frames=3)
     with pytest.raises(InputError, match="3 frames cannot emit 4 labels"):
-        plan_dry_run(base, head, CTC(4), CorpusStats(50, 1500, 60, "counted"), Trainer, HardwareSpec(None, None))
+        plan_dry_run(base, head, CTC(4), CorpusStats(50, 50, 1500, 60, "counted"), Trainer, HardwareSpec(None, None))
 
 
 def test_unused_auxiliary_layers_are_named():

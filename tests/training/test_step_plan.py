@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from tiny_models import random_base
-from training_parts import block_head, make_trainer
+from training_parts import block_head, make_trainer, masked_sequences
 from truths import slow_window
 
 from ctcdraft.corpus.batches import Batches, TokenSequences, feasible_share
@@ -31,7 +31,7 @@ def planned(base, objective, paths, mask):
     """Return the plan for four responses that repeat one token, with as many frames as labels."""
     drafter = block_head(base, partial(AttentionBody, root_input=True, causal=False), paths, frames=3)
     one = make_trainer(None, base, 3, drafter=drafter, objective=objective)
-    rows = TokenSequences([torch.full((20,), 7)] * 4, [mask] * 4, [True] * 4)
+    rows = masked_sequences([torch.full((20,), 7)] * 4, [mask] * 4, [True] * 4)
     batches = Batches(rows, base, 2, 8, objective.labels, 0)
     return plan_training(base, drafter, objective, batches, one.engine, 3, 1)
 
@@ -51,7 +51,7 @@ def test_time_is_that_of_the_share_of_one_process(base, monkeypatch):
     """Batches of ten seconds by a patched clock."""
     seconds = iter(range(0, 1000, 10))
     monkeypatch.setattr("ctcdraft.planning.training.perf_counter", lambda: float(next(seconds)))
-    rows = TokenSequences([torch.full((20,), 7)] * 4, [(torch.arange(20) >= 6).int()] * 4, [True] * 4)
+    rows = TokenSequences([torch.full((20,), 7)] * 4, [[(6, 20, True)]] * 4)
     drafter = block_head(base, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16), frames=6)
 
     def time_of(accumulate, world):
@@ -67,7 +67,7 @@ def test_time_is_that_of_the_share_of_one_process(base, monkeypatch):
 
 def test_a_corpus_without_a_window_is_refused(base):
     """As where every prompt is longer than trainer.max_length; every gradient would be zero."""
-    with pytest.raises(InputError, match=r"none of the 4 responses has a window.*raise trainer\.max_length"):
+    with pytest.raises(InputError, match=r"none of the 4 rows has a window.*raise trainer\.max_length"):
         planned(base, CTC(3), PrefixSearch(16), torch.zeros(20).int())
 
 
@@ -87,4 +87,4 @@ def test_windows_are_counted_as_they_are_cut():
                 windows += 1
                 feasible += len(labels_found) + sum(a == b for a, b in pairwise(labels_found)) <= 3
     assert 0 < feasible < windows
-    assert feasible_share(TokenSequences(tokens, masks, ended), labels=3, frames=3) == (windows, feasible / windows)
+    assert feasible_share(masked_sequences(tokens, masks, ended), labels=3, frames=3) == (windows, feasible / windows)

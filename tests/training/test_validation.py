@@ -15,7 +15,7 @@ from ctcdraft.training.validation import DecodingValidation, split_held_out
 
 def answer(name: str, turn: int, length: int = 12, ended: bool = True) -> Row:
     tokens = torch.arange(length, dtype=torch.int32) + 10 * sum(map(ord, name)) + turn
-    return Row(name, turn, "chat", tokens, torch.arange(length) >= 4, ended)
+    return Row(name, turn, "chat", tokens, [(4, length, ended)])
 
 
 def test_held_out_prompts_are_not_trained_on_in_any_of_their_turns():
@@ -42,7 +42,7 @@ def test_prompts_that_begin_alike_are_held_out_together():
 def test_cut_and_unfinished_rows_are_marked():
     answers = [answer("a", 0), answer("b", 0, length=30), answer("c", 0, ended=False), answer("d", 0)]
     rows, _ = split_held_out(answers, prompts=0, max_length=20)
-    assert rows.ended == [True, False, False, True]
+    assert [spans[-1] for spans in rows.spans] == [(4, 12, True), (4, 20, False), (4, 12, False), (4, 12, True)]
     assert max(map(len, rows.tokens)) == 20
 
 

@@ -38,7 +38,7 @@ def uneven_rows(count: int = 13) -> TokenSequences:
     """Return responses of unlike length, with repeats: ranks differ in their numbers of feasible windows."""
     rng = torch.Generator().manual_seed(1)
     tokens = [torch.randint(5, 8, (9 + 5 * (i % 3) ** 2,), generator=rng) for i in range(count)]
-    return TokenSequences(tokens, [(torch.arange(len(row)) >= 6).int() for row in tokens], [True] * count)
+    return TokenSequences(tokens, [[(6, len(row), True)] for row in tokens])
 
 
 def curve(dtype: str, objective: str, accumulate: int, processes=ALONE) -> dict[str, torch.Tensor]:

@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 
 from ctcdraft import hardware
 from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
+from ctcdraft.corpus.lines import Line
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.models.base_model import BaseLM
 
-Line = dict[str, Any]
 TOKENIZED_AT_ONCE = 1000  # texts: fast tokenizers encode a list in parallel
 
 
@@ -216,10 +216,10 @@ class MultiTurnGenerator:
         key = {"id": request.id, "turn": request.turn, "sample": request.sample, "category": request.category}
         if isinstance(reply, Skipped):
             return key | {"dropped": reply.reason}
+        ended = int(reply.tokens[-1] in self.base.stop_token_ids)
         return key | {
             "tokens": [*request.tokens, *reply.tokens],
-            "mask": [0] * len(request.tokens) + [1] * len(reply.tokens),
-            "ended": reply.tokens[-1] in self.base.stop_token_ids,
+            "spans": [(len(request.tokens), len(request.tokens) + len(reply.tokens), ended)],
             "cut": request.cut,
             "ids": reply.ids,
         }

@@ -14,7 +14,8 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from ctcdraft.corpus import part_files
-from ctcdraft.corpus.generation.requests import Line, ResponseGenerator, Sample
+from ctcdraft.corpus.generation.requests import ResponseGenerator, Sample
+from ctcdraft.corpus.lines import Line, join_turns
 from ctcdraft.distributed import Distributed
 from ctcdraft.io import write_text
 from ctcdraft.models.base_model import BaseLM
@@ -55,7 +56,8 @@ def generate_parts(
         total=total, initial=before, unit=" answers", desc="answering", smoothing=0, disable=not processes.is_main
     ) as bar:
         dealt = ((number, batches[number]) for number in processes.deal(missing))
-        for number, lines in answers.answer_batches(base, dealt):
+        for number, responses in answers.answer_batches(base, dealt):
+            lines = join_turns(responses)
             file = part_files.part_path(out, number)
             part_files.write_part(file, lines)
             made[number] = summarise(file, lines)
