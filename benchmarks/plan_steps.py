@@ -58,7 +58,7 @@ def measure_and_plan(name: str, steps: int) -> tuple[float, TrainingCost]:
     drafter, objective = build_drafter(config.drafter, base).train(), instantiate(config.objective)
     rng = torch.Generator().manual_seed(0)
     tokens = [torch.randint(5, 5000, (LENGTH,), generator=rng) for _ in range(16)]
-    rows = TokenSequences(tokens, [(torch.arange(LENGTH) >= 32).int() for _ in tokens], [True] * len(tokens))
+    rows = TokenSequences(tokens, [[(32, LENGTH, 1)] for _ in tokens])
     states = instantiate(config.hidden_states)
     batches = build_batches(config, rows, base, states, objective.labels, None, ALONE)
     engine = build_engine(config, drafter, ALONE)
@@ -70,7 +70,7 @@ def measure_and_plan(name: str, steps: int) -> tuple[float, TrainingCost]:
     meta = build_meta_base("owner/name", "float32", name=name, aux_layers=layers, config=of)
     with torch.device("meta"):
         planned = build_drafter(config.drafter, meta).eval()
-    corpus = CorpusStats(len(tokens), len(tokens) * LENGTH, LENGTH, "as built")
+    corpus = CorpusStats(len(tokens), len(tokens), len(tokens) * LENGTH, LENGTH, "as built")
     # The first step chooses kernels and allocates the moments.
     return min(seconds[1:]), TrainingCost.of(meta, planned, objective, corpus, config.trainer)
 
