@@ -159,7 +159,7 @@ class PublishedHead(ModelHubMixin):
 
         Greedy and in float32, the ids are those of `model.generate`, up to the end of the base's context. In half
         precision they may differ where two tokens are nearly tied, as a forward pass over a tree rounds otherwise than
-        one over a single token: on 8 of 30 prompts in results/losslessness. Sampled ids follow the same distribution
+        one over a single token: on 11 of 30 prompts in results/losslessness. Sampled ids follow the same distribution
         (temperature, top_k, top_p) and repeat under one torch seed, but differ from those of stock `generate` under
         that seed, which consumes random numbers in another way. Other options of `generate` raise InputError, except a
         streamer, which transformers does not pass on: it receives the prompt alone.
