@@ -89,7 +89,7 @@ FRAME_TREES = [
     if hasattr(get_class(OmegaConf.load(CONFIGS / f"drafter/tree/{option}.yaml")._target_), "interprets_as")
 ]
 GROUPS = [
-    ("train", group, option)
+    ("evaluate" if (group, option) == ("experiment", "evaluate_8b") else "train", group, option)
     for group in ("base", "corpus", "corpus/cleaning", "corpus/leakage",
                   "drafter", "drafter/body", "drafter/tree", "drafter/correction",
                   "objective",

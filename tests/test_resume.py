@@ -131,6 +131,9 @@ def test_a_sweep_prints_the_remaining_time(world, monkeypatch, capsys):
         "sweep timed: 2 of 4 done",
         "sweep timed: 3 of 4 done, about 10 minutes for the remaining 1",
         "sweep timed: 4 of 4 done",
+        "sweep timed: job 1: failed: 4 frames cannot emit 5 labels, so every window would be infeasible; raise "
+        "drafter.frames to at least 5 or lower objective.labels",
+        "sweep timed: 1 of 4 jobs are not complete",
     ]
 
 
@@ -138,7 +141,7 @@ def test_a_resumed_run_plans_the_steps_that_remain(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=planned_again"))
     assert "for the remaining" not in capsys.readouterr().out
-    monkeypatch.setattr(planning_training, "perf_counter", iter([0.0, 36.0]).__next__)
+    monkeypatch.setattr(planning_training, "perf_counter", iter([0.0, 0.0, 1.0, 36.0]).__next__)
     run_script(monkeypatch, "train.py", "resume=planned_again", "trainer.steps=14")
     plan = capsys.readouterr().out
     assert "steps       14 of 8 rows x " in plan

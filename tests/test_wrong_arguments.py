@@ -68,7 +68,7 @@ from tiny_models import random_lm, tiny_tokenizer
         (
             "train.py",
             train_args("run=x", "trainer.batch_size=99"),
-            "trainer.batch_size=99 is more than the 22 responses",
+            "trainer.batch_size=99 is more than the 22 rows",
         ),
         (
             "train.py",

@@ -41,7 +41,8 @@ class Slow:
         self.patch.setattr(owner, name, working)
 
     def progress(self, *args, **more):
-        progress = Progress(*args, **more, clock=lambda: self.now, write=self.lines.append, redirected=True)
+        given = more | {"write": self.lines.append}
+        progress = Progress(*args, **given, clock=lambda: self.now, redirected=True)
         self.counts.append(progress)
         return progress
 

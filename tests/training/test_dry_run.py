@@ -116,7 +116,7 @@ def test_hours_are_those_of_the_rows_of_one_process():
 def test_the_update_and_the_sum_of_the_gradients_take_time():
     """Per step: 92 bytes of memory per parameter, and what a ring sends beyond the time of the backward pass."""
     base, head = meta_head()
-    stats = CorpusStats(answers=50, tokens=1500, longest=60, source="counted")
+    stats = CorpusStats(rows=50, answers=50, tokens=1500, longest=60, source="counted")
     cost = TrainingCost.of(base, head, CTC(3), stats, Trainer, world=4)
     trained = sum(value.numel() for value in head.trainable_parameters())
     fast = cost.seconds(10, HardwareSpec(1e30, 1e6))
@@ -130,7 +130,7 @@ def test_the_update_and_the_sum_of_the_gradients_take_time():
 
 def test_the_plan_says_whether_a_card_is_large_enough():
     base, head = meta_head()
-    stats = CorpusStats(answers=50, tokens=1500, longest=60, source="counted")
+    stats = CorpusStats(rows=50, answers=50, tokens=1500, longest=60, source="counted")
     ends = [
         next(line for line in plan_dry_run(base, head, CTC(3), stats, Trainer, rate).splitlines() if "memory " in line)
         for rate in (HardwareSpec(None, None), HardwareSpec(None, None, 1e9), HardwareSpec(None, None, 1e5))

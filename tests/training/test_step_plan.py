@@ -48,7 +48,7 @@ def test_feasible_windows_depend_on_the_objective(base):
 
 
 def test_time_is_that_of_the_share_of_one_process(base, monkeypatch):
-    """Batches of ten seconds by a patched clock."""
+    """By a patched clock the base model reads a batch for ten seconds, and the head takes ten more."""
     seconds = iter(range(0, 1000, 10))
     monkeypatch.setattr("ctcdraft.planning.training.perf_counter", lambda: float(next(seconds)))
     rows = TokenSequences([torch.full((20,), 7)] * 4, [[(6, 20, True)]] * 4)
@@ -61,8 +61,8 @@ def test_time_is_that_of_the_share_of_one_process(base, monkeypatch):
         assert f"{'2 x ' * (accumulate > 1)}{4 // accumulate} rows x 8 anchors, 36.0 epochs" in plan
         return plan.split("time        about ")[1].split(" (")[0]
 
-    assert time_of(1, 1) == time_of(1, 2) == "0.10 hours"
-    assert time_of(2, 1) == time_of(2, 2) == "0.20 hours"
+    assert time_of(1, 1) == time_of(1, 2) == "0.20 hours"
+    assert time_of(2, 1) == time_of(2, 2) == "0.40 hours"
 
 
 def test_a_corpus_without_a_window_is_refused(base):
