@@ -35,7 +35,7 @@ CORPUS = ["base=tiny", "corpus=tiny", "corpus.limit=48", "answers.batch_size=4",
 TRAINING = [
     *CORPUS, "drafter=ctc", "objective.labels=3", "trainer.steps=24", "trainer.batch_size=4",
     "trainer.anchors_per_sequence=8", "trainer.checkpoint_every=4", "trainer.probe_every=24", "trainer.probe_prompts=4",
-    "trainer.autocast=false", "decoding.max_new_tokens=16", "hidden_states=offline", "hidden_states.rows=4",
+    "trainer.autocast=false", "decoding.max_new_tokens=16", "hidden_states=offline", "hidden_states.rows=1",
 ]  # fmt: skip
 EVALUATION = [
     "checkpoint=run", "benchmark=tiny", "benchmark.limit=12", "decoding.max_new_tokens=16", "threads=1",
@@ -144,7 +144,7 @@ def training(work: Workspace) -> list[Row]:
     whole = ["run=whole", "hidden_states.path=states_whole", "prepared=corpus_whole"]
     work.run(work.command("train.py", *here, *whole))
     first = work.command("train.py", *here, "run=run", "hidden_states.path=states", "prepared=corpus")
-    states = work.killed(first, reached(work, "states/**/*", 2, "stored file", before="run/metrics.jsonl"))
+    states = work.killed(first, reached(work, "states/*/*.safetensors", 2, "shard", before="states/*/complete.json"))
     # Hidden states may be stored before the run directory is begun; then the same command goes on.
     begun = (work.home / "run" / "config.yaml").is_file()
     again = work.command("train.py", "resume=run") if begun else first
@@ -196,11 +196,11 @@ def without_times(value: Any) -> Any:
 
 
 def reached(work: Workspace, pattern: str, count: int, unit: str, before: str = "") -> Moment:
-    """Return the moment at which so many files exist, but no file `before`."""
+    """Return the moment at which so many files exist, but none of `before`."""
 
     def moment() -> str | None:
         found = sum(file.is_file() for file in work.home.glob(pattern))
-        over = before and (work.home / before).is_file()
+        over = before and any(work.home.glob(before))
         return f"{unit} {found}" if found >= count and not over else None
 
     return moment

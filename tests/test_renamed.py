@@ -1,6 +1,7 @@
 """Names of classes, keys and options from before they were renamed: understood in files and on command lines."""
 
 import copy
+from enum import Enum
 from types import SimpleNamespace
 
 import pytest
@@ -163,18 +164,20 @@ def test_results_recorded_with_old_overrides_count_as_made(tmp_path):
 
 
 def test_a_search_that_goes_on_finds_trials_by_old_names():
+    states = Enum("TrialState", ["COMPLETE", "PRUNED", "FAIL", "RUNNING", "WAITING"])
+
     def trial(number, **params):
         attributes: dict[str, str] = {}
         return SimpleNamespace(
-            number=number, state=SimpleNamespace(name="COMPLETE"), params=params, user_attrs=attributes,
+            number=number, state=states.COMPLETE, params=params, user_attrs=attributes,
             set_user_attr=attributes.__setitem__,
         )  # fmt: skip
 
     old = trial(0, **{"drafter.paths.words_per_frame": 3, "drafter/growth": "best"})
     new = trial(1, **{"drafter.tree.tokens_per_frame": 3, "drafter/tree": "dynamic"})
     other = trial(2, **{"drafter.tree.tokens_per_frame": 3, "drafter/tree": "top_n"})
-    study = SimpleNamespace(get_trials=lambda deepcopy: [old])
-    registry = TrialRegistry(study, ["python", "train.py", "drafter/tree=per_frame", "trainer.steps=9"])
+    study = SimpleNamespace(get_trials=lambda deepcopy, states: [old])
+    registry = TrialRegistry(study, ["python", "train.py", "drafter/tree=per_frame", "trainer.steps=9"], states)
     for command, same in (("trainer.steps=9", True), ("trainer.steps=8", False)):
         old.user_attrs["command"] = f"python train.py drafter/paths=direct {command}"
         with registry.exclusive(new) as equal:
