@@ -15,8 +15,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
 from ctcdraft.nn.draft_vocab import DraftVocabHead, most_frequent_tokens
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.nn.transformer import PackedLinears
-from ctcdraft.nn.weight_layout import to_column_major_
+from ctcdraft.nn.weight_layout import PackedLinears, to_column_major_
 from ctcdraft.renamed import DRAFT_HEAD_MEMBERS
 
 

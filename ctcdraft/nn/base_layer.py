@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctcdraft.nn.block_config import ACTIVATIONS, BlockConfig
+from ctcdraft.nn.block_config import ACTIVATIONS, BlockConfig, RMSNorm
 from ctcdraft.nn.rotary import BaseRotary, half_split_rows
-from ctcdraft.nn.transformer import RMSNorm
 
 COPY_TOLERANCE = 2e-3  # relative to the norm of what the layer adds to its input; both sides compute in float32
 SAMPLE_LENGTH = 12  # positions, spread out: near the start scaled frequencies give nearly the same angles

@@ -1,4 +1,4 @@
-"""The sizes of a draft head's blocks, and where they differ from Llama's."""
+"""The sizes of a draft head's blocks, where they differ from Llama's, and their norm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Self
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctcdraft.nn.rotary import config_rope_theta, default_frequencies
 
@@ -18,6 +18,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }
+
+
+class RMSNorm(nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        # With weights in the input's dtype: under autocast torch would warn and take a slow path.
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 @dataclass(frozen=True)

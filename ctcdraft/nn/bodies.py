@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ctcdraft.errors import check_int
 from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer, zero
-from ctcdraft.nn.block_config import BlockConfig
+from ctcdraft.nn.block_config import BlockConfig, RMSNorm
 from ctcdraft.nn.compiled_step import BodyArrays, compiled_fusion, compiled_step
 from ctcdraft.nn.rotary import Rotary
-from ctcdraft.nn.transformer import RMSNorm, SlotBlock, TensorPair
+from ctcdraft.nn.transformer import SlotBlock, TensorPair
 
 
 class AttentionBody(nn.Module):

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctcdraft.errors import check_int
+from ctcdraft.nn.block_config import RMSNorm
 from ctcdraft.nn.block_operations import gru_step, is_plain_lookup, row_zero
 from ctcdraft.nn.compiled_step import HeldWeights, compiled_gru_start
-from ctcdraft.nn.transformer import RMSNorm
 
 EMBEDDING_CHUNK = 8192  # tokens projected at once, so that no second copy of all embeddings is in memory
 

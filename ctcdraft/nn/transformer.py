@@ -5,50 +5,30 @@ Parameters of both blocks have the same names, by which nn/base_layer.py initial
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ctcdraft.nn.block_config import ACTIVATIONS, BlockConfig
+from ctcdraft.nn.block_config import ACTIVATIONS, BlockConfig, RMSNorm
 from ctcdraft.nn.block_operations import add_linear, rotate_into, silu_gated
 from ctcdraft.nn.masks import additive_mask
 from ctcdraft.nn.rotary import Rotary, apply_rotary
-from ctcdraft.nn.weight_layout import Packed, pack_rows_
+from ctcdraft.nn.weight_layout import PackedLinears
 
 TensorPair = tuple[Tensor, Tensor]  # cosines and sines of a rotation, or keys and values
-
-
-class RMSNorm(nn.RMSNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        # With weights in the input's dtype: under autocast torch would warn and take a slow path.
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 def optional_norm(width: int, shape: BlockConfig, present: bool) -> nn.Module:
     return RMSNorm(width, eps=shape.epsilon) if present else nn.Identity()
 
 
-class PackedLinears(nn.Module):
-    """Linear layers with one input, which one product can compute once `pack` was called."""
-
-    packed: Packed | None = None
-
-    def layers_to_pack(self) -> tuple[nn.Module, ...]:
-        raise NotImplementedError
-
-    def pack(self) -> None:
-        self.packed = pack_rows_(self.layers_to_pack())
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        self.packed = None  # the parameters get memory of their own on another device or in another dtype
-        return super()._apply(*args, **kwargs)
-
-
 class AttentionProjections(PackedLinears):
     """The projections of multi-head attention with grouped keys and values."""
+
+    packs = ("query", "key", "value")
 
     def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
@@ -58,9 +38,6 @@ class AttentionProjections(PackedLinears):
         self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
         self.query_norm, self.key_norm = (optional_norm(shape.head_width, shape, shape.qk_norm) for _ in range(2))
-
-    def layers_to_pack(self) -> tuple[nn.Module, ...]:
-        return self.query, self.key, self.value
 
     def project(self, x_BND: Tensor, queries: int) -> list[Tensor]:
         """Return queries of the last rows, and keys and values, by head and before norms and rotation."""
@@ -175,6 +152,8 @@ class SlotAttention(AttentionProjections):
 class GatedMLP(PackedLinears):
     """Llama's SwiGLU: down(silu(gate x) * up x), or the same with another of ACTIVATIONS."""
 
+    packs = ("gate", "up")
+
     def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[shape.activation]
@@ -184,9 +163,6 @@ class GatedMLP(PackedLinears):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.inner(x))
-
-    def layers_to_pack(self) -> tuple[nn.Module, ...]:
-        return self.gate, self.up
 
     def inner(self, x: Tensor) -> Tensor:
         if self.packed is None or self.activation is not F.silu or torch.is_grad_enabled():

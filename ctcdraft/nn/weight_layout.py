@@ -13,6 +13,7 @@ so matrices larger than MAX_COLUMN_MAJOR_WEIGHTS are left row-major.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -55,3 +56,17 @@ def pack_rows_(layers: Sequence[nn.Module]) -> Packed | None:
     for layer, rows in zip(plain, weight.split([layer.out_features for layer in plain]), strict=True):
         layer.weight = nn.Parameter(rows, requires_grad=layer.weight.requires_grad)
     return weight, torch.cat(biases) if biases else None
+
+
+class PackedLinears(nn.Module):
+    """Linear layers with one input, which one product can compute once `pack` was called."""
+
+    packs: ClassVar[tuple[str, ...]]  # names of the layers
+    packed: Packed | None = None
+
+    def pack(self) -> None:
+        self.packed = pack_rows_([getattr(self, name) for name in self.packs])
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        self.packed = None  # the parameters get memory of their own on another device or in another dtype
+        return super()._apply(*args, **kwargs)

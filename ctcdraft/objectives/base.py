@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ctcdraft.batch import Batch
-from ctcdraft.distributed import Distributed, mean_over_processes
+from ctcdraft.distributed import Distributed
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.nn.heads import Emissions
+from ctcdraft.objectives.step_counts import mean_over_processes
 
 SUPERVISED = ("states", "transductions", "alignments", "tokens")  # the strictest first
 

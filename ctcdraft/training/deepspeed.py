@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.distributed import Distributed, shared_step
+from ctcdraft.distributed import Distributed
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.models.deepspeed import import_deepspeed, load_deepspeed
 from ctcdraft.objectives.base import Loss
+from ctcdraft.objectives.step_counts import shared_step
 from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 
 SET_BY_TRAINER = {

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from ctcdraft.distributed import Distributed, shared_step
+from ctcdraft.distributed import Distributed
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss
+from ctcdraft.objectives.step_counts import shared_step
 
 
 @dataclass(frozen=True)

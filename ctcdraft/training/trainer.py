@@ -19,10 +19,11 @@ from tqdm import tqdm
 
 from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, PrefetchingBatches
-from ctcdraft.distributed import LostProcessError, counts_known, lost_process, mean_counts, setting, shared_step
+from ctcdraft.distributed import LostProcessError, lost_process
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss, Objective, step_metrics
+from ctcdraft.objectives.step_counts import counts_known, mean_counts, setting, shared_step
 from ctcdraft.progress import Progress, write_line
 from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.loggers import Logger, StepTimer
