@@ -59,9 +59,7 @@ class ShardFolder:
 
     def present(self) -> dict[int, int]:
         """Return the bytes of the shards that are here, by number."""
-        if not self.path.is_dir():
-            return {}
-        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(self.path)}
+        sizes = file_sizes(self.path)
         return {number: sizes[file.name] for number, file in enumerate(self.files) if file.name in sizes}
 
     def is_complete(self) -> bool:
@@ -98,7 +96,7 @@ class ShardFolder:
                     file.unlink()
         # A file here is a shard of an older version, which had no folders.
         others = [one for one in self.path.parent.iterdir() if NAME.fullmatch(one.stem) and one != self.path]
-        sizes = {one: sum(file.stat().st_size for file in [one, *one.glob("*.safetensors")]) for one in others}
+        sizes = {one: sum(file_sizes(one).values()) for one in others}
         used = sum(sizes.values())
         for other in sorted(others, key=last_use):
             if used + size <= limit:
@@ -113,9 +111,21 @@ class ShardFolder:
             )
 
 
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of the files in a folder, or of a single file, by name; other runs may be removing them."""
+    sizes = {}
+    with contextlib.suppress(FileNotFoundError):
+        for file in [folder] if folder.is_file() else folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                sizes[file.name] = file.stat().st_size
+    return sizes
+
+
 def last_use(folder: Path) -> float:
-    lock = folder / "in_use.lock"
-    return (lock if lock.exists() else folder).stat().st_mtime
+    for path in (folder / "in_use.lock", folder):
+        with contextlib.suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0  # another run has removed it meanwhile
 
 
 def remove(folder: Path) -> bool:

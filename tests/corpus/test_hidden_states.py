@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -138,6 +139,25 @@ def test_a_shard_lost_while_it_is_read_is_one_sentence(base, tmp_path):
     source.folder.files[0].unlink()
     with pytest.raises(InputError, match=r"was removed or damaged after this run had begun .*; resume= the run, which"):
         source.row(source.shard_rows[0][0])
+
+
+def test_files_that_other_processes_remove_are_not_counted(tmp_path, monkeypatch):
+    """Between the listing of a folder and the reading of a size, a probe and a shard disappear."""
+    folder = shard_folder.ShardFolder(tmp_path / "states", ["first", "second"])
+    folder.hold()
+    for file in folder.files:
+        file.write_bytes(b"1234")
+    (folder.path / "probe.partial").touch()
+    listed = Path.iterdir
+
+    def listed_before(path):
+        files = [*listed(path)]
+        for name in ("probe.partial", "first.safetensors"):
+            (path / name).unlink()
+        return iter(files)
+
+    monkeypatch.setattr(Path, "iterdir", listed_before)
+    assert folder.present() == {1: 4}
 
 
 def test_the_store_used_longest_ago_is_removed_first_and_none_in_use(base, tmp_path):
