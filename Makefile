@@ -50,7 +50,7 @@ SERVE_PORT ?= 8000
 .venv-vllm/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check '$(VLLM_PACKAGE)' 'setuptools>=77' \
-	  'hydra-core>=1.3.7,<1.4' einops numba pytest pytest-timeout
+	  'hydra-core>=1.3.7,<1.4' einops numba 'pyarrow>=24' pytest pytest-timeout
 	$(VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -18,7 +18,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ctcdraft.config import build
+from ctcdraft.config import build, drafters
 from ctcdraft.config.cli import entry_point, error_sentence, run_hydra_main
 from ctcdraft.config.sweep_jobs import track_job
 from ctcdraft.config.training_run import TrainingRun, refuse_wrong_training
@@ -67,7 +67,7 @@ def train(run: TrainingRun, distributed: Distributed) -> float:
     # The initial weights depend on the seed alone, not on what was drawn while the base model was loaded.
     torch.manual_seed(config.seed)
     with base.gathered_parameters():  # a drafter may copy weights of the base model
-        drafter = build.build_drafter(config.drafter, base).train()
+        drafter = drafters.build_drafter(config.drafter, base).train()
     objective, states, decoding = (instantiate(config[part]) for part in ("objective", "hidden_states", "decoding"))
     engine = build.build_engine(config, drafter, distributed)
     adapter = build.build_adapter(config, base, drafter, engine)

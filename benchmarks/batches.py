@@ -18,8 +18,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Batches, PackingFunction, PrefetchingBatches, first_fit_packing, one_per_row
 from ctcdraft.corpus.token_store import TokenSequences

@@ -23,7 +23,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from ctcdraft.config.build import load_drafter
+from ctcdraft.config.drafters import load_drafter
 from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.ctc.best_first import compiled_search
 from ctcdraft.ctc.prefix_search import prefix_search

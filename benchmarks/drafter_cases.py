@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.staged import Staged

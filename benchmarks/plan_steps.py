@@ -13,8 +13,9 @@ from time import process_time
 import torch
 from hydra.utils import instantiate
 
-from ctcdraft.config.build import build_batches, build_drafter, build_engine
+from ctcdraft.config.build import build_batches, build_engine
 from ctcdraft.config.cli import compose_config
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.corpus.token_store import TokenSequences
 from ctcdraft.distributed import ALONE
 from ctcdraft.hardware import HardwareSpec

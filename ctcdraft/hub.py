@@ -22,7 +22,7 @@ from torch import Tensor
 
 import ctcdraft
 from ctcdraft.config.allowed import parse_trust, read_run_config
-from ctcdraft.config.build import load_drafter
+from ctcdraft.config.drafters import load_drafter
 from ctcdraft.config.published_head import (
     CARD_FILE,
     CONFIG_FILE,

@@ -8,9 +8,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
 from ctcdraft.config.contestants import build_contestant, load_base, resolve_contestants
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from sequential_parts import saved_lm
 from tiny_models import random_base
 
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import register_resolvers
 from ctcdraft.config.contestants import build_contestant, resolve
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.config.schema import check_config
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive

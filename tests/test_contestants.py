@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from sequential_parts import saved_lm
 
-from ctcdraft.config.build import load_drafter
 from ctcdraft.config.cli import compose_config
 from ctcdraft.config.contestants import build_contestant, resolve
+from ctcdraft.config.drafters import load_drafter
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
 

@@ -13,8 +13,8 @@ import transformers
 from tiny_models import random_base, random_lm, tiny_tokenizer
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from ctcdraft.config.build import build_drafter, load_drafter
 from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.config.drafters import build_drafter, load_drafter
 from ctcdraft.decoding.sampling import GumbelNoise, warp
 from ctcdraft.drafters.tree_policy import AdaptivePolicy
 from ctcdraft.errors import InputError

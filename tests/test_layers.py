@@ -84,13 +84,29 @@ def test_imports_go_downwards():
     assert upwards() == set()
 
 
-def test_no_modules_import_each_other_in_a_circle():
-    """Not for the sake of a type either: a reader of one module of a circle has to read all of them."""
+def module_graph() -> dict[str, set[str]]:
+    """Return the modules of the package, each with those that it imports."""
     modules = {f"ctcdraft/{path}".removesuffix(".py").replace("/", "."): set() for path, _ in IMPORTS}
     for path, name in IMPORTS:
         importer = f"ctcdraft/{path}".removesuffix(".py").replace("/", ".")
         modules[importer] |= {name, name.rpartition(".")[0]} & set(modules)  # `from MODULE import NAME` names both
+    return modules
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not for the sake of a type either: a reader of one module of a circle has to read all of them."""
+    modules = module_graph()
     assert {*TopologicalSorter(modules).static_order()} == {*modules}  # a circle raises CycleError, which names it
+
+
+def test_a_server_does_without_corpora():
+    """Neither pyarrow nor datasets is needed where vLLM serves a head."""
+    modules = module_graph()
+    reached = new = {name for name in modules if name.startswith("ctcdraft.serving")}
+    while new := {name for one in new for name in modules[one]} - reached:
+        reached = reached | new
+    assert {"ctcdraft.serving.served_head", "ctcdraft.drafters.parallel"} <= reached
+    assert not {name for name in reached if name.startswith("ctcdraft.corpus")}
 
 
 def test_the_package_does_without_studies():

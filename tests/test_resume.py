@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_models import random_lm
 
 from ctcdraft.config import sweep_jobs
-from ctcdraft.config.build import load_drafter
+from ctcdraft.config.drafters import load_drafter
 from ctcdraft.models.loading import load_base
 from ctcdraft.planning import training as planning_training
 

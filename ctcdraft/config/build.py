@@ -1,20 +1,17 @@
-"""Objects from config nodes: drafters, trained or not, and the corpus, engine, batches and dry run of a training."""
+"""Objects of a training from config nodes: corpus, engine, batches and dry run."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ctcdraft.config.allowed import read_run_config
 from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.batches import Batches, PrefetchingBatches, first_fit_packing, one_per_row
 from ctcdraft.corpus.hidden_states import compute_hidden_states, refuse_over_limit
@@ -26,52 +23,9 @@ from ctcdraft.planning.corpus import plan_corpus, plan_corpus_dry_run
 from ctcdraft.planning.dry_run import CorpusStats, plan_dry_run
 from ctcdraft.planning.workload import CorpusTokenCounts
 from ctcdraft.training.engine import OptimizerSettings
-from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.validation import split_held_out
 
 CORPUS_KEYS = ("corpus.", "answers", "data_seed")  # keys that decide prompts and responses
-
-
-def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
-    """Return the drafter of a `drafter` node for this base.
-
-    Args:
-        parts: the drafters that a composite drafter combines, by role.
-    """
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    values.pop("name", None)  # names report rows and files; no constructor takes it
-    return instantiate(values, base=base, **parts)
-
-
-def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] = ()) -> Any:
-    """Return the trained drafter of a run.
-
-    Args:
-        tree: config of another tree builder; None for the run's own.
-        trust: further classes that the run's config may call (allowed.py).
-    """
-    directory = RunDirectory(run)
-    directory.require()
-    directory.refuse_other_base(base.fingerprint())
-    config = read_run_config(directory.config, trust).drafter
-    if tree is not None:
-        config.tree = tree
-    try:
-        drafter = build_drafter(config, base)
-    except InstantiationException as error:
-        raise unknown_argument_error(error, directory.config) from error
-    directory.load_head(drafter)
-    return drafter.for_inference(base)
-
-
-def unknown_argument_error(error: InstantiationException, file: Path) -> Exception:
-    """Return an InputError if a drafter's config has an argument that this version does not have, else the error."""
-    if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-        return InputError(
-            f"{file} names {unknown[1]}, which no part of a drafter has in this version; read the run "
-            "with the version that trained it, or train it again"
-        )
-    return error
 
 
 def build_engine(config: Any, drafter: Any, distributed: Any) -> Any:

@@ -14,8 +14,8 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.config.allowed import ALLOWED_TARGETS, parse_trust, read_drafter_config, read_run_config, refuse_foreign
-from ctcdraft.config.build import build_drafter, load_drafter
 from ctcdraft.config.cli import CONFIGS
+from ctcdraft.config.drafters import build_drafter, load_drafter
 from ctcdraft.config.early_checks import DRAFTER_CONFIGS, drafter_file, split_reading
 from ctcdraft.config.published_head import is_published_head, open_published_head, read_head_config, run_config_of
 from ctcdraft.config.schema import as_list

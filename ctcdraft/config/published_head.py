@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ctcdraft.config.allowed import ALLOWED_TARGETS, refuse_foreign
-from ctcdraft.config.build import build_drafter, unknown_argument_error
+from ctcdraft.config.drafters import build_drafter, unknown_argument_error
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.drafters.tree_policy import MAX_NODES
 from ctcdraft.errors import InputError

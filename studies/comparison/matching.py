@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctcdraft.config.build import build_drafter
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.corpus import prepared
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.errors import InputError

@@ -15,8 +15,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from ctcdraft import hardware
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.errors import InputError, check_float
 from ctcdraft.hardware import UNKNOWN_RATE, HardwareSpec, format_bytes
 from ctcdraft.models.meta import build_meta_base

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.config import contestants
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import REPOSITORY, register_resolvers
 from ctcdraft.config.contestants import build_contestant, resolve
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base

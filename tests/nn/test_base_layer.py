@@ -12,8 +12,8 @@ import torch
 from tiny_models import random_base
 from training_parts import make_trainer
 
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.nn.rotary import half_split_rows
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.planning.training import plan_training

@@ -9,8 +9,8 @@ from hydra import initialize_config_dir
 from safetensors.torch import load_file
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import CONFIGS, register_resolvers
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.corpus.prepared import PreparedCorpus
 from ctcdraft.corpus.token_store import Row
 from ctcdraft.errors import InputError

@@ -11,8 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from tiny_models import random_base
 
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import CONFIGS, find_input_error, register_resolvers
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.config.schema import check_config
 from ctcdraft.errors import InputError
 

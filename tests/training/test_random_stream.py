@@ -15,8 +15,8 @@ from hydra.utils import instantiate
 from tiny_models import random_base
 from training_parts import make_trainer
 
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.training.lora import KLRegularizedObjective, LoRAAdapter
 from ctcdraft.training.run_directory import RunDirectory
 
