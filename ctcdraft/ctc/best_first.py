@@ -78,6 +78,19 @@ def compiled_conditioned_search(
     return to_lists(kernels.search(frames, kernels.Correction(*correction), memory_R, *limits))
 
 
+def compiled_conditioned_chain(
+    log_probs_TC: Tensor, states: PrefixStates, depth: int, stop_token_ids: Collection[int], topology: Topology
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return tokens_K and masses_K of the chain whose every token makes the most probable prefix; masses are 0 below a
+    stop token. None without numba or where states are no arrays."""
+    if (kernels := conditioned_kernels()) is None or (arrays := states.arrays()) is None:
+        return None
+    probs_TV, memory_R, *correction = arrays
+    frames = kernels.Frames(log_probs_TC.numpy(), probs_TV, log_probs_TC[:, -1].double().exp().numpy())
+    limits = stop_ids_array(stop_token_ids), min(depth, len(log_probs_TC)), topology.merges_repeats
+    return kernels.best_chain(frames, kernels.Correction(*correction), memory_R, *limits)
+
+
 def search_kernels() -> Any:
     """Return the module of compiled loops, imported by the first search; None without numba."""
     return load_kernels("ctcdraft.ctc.search_kernels")

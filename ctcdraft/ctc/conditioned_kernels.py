@@ -78,6 +78,31 @@ def search(frames, correction, memory_R, nodes, stops_S, depth, merges, min_mass
 
 
 @compiled
+def best_chain(frames, correction, memory_R, stops_S, depth, merges):
+    """Return tokens_K and masses_K of `compiled_conditioned_chain`. Row k is the prefix of k tokens, and its entry."""
+    steps = len(frames.blank_T)
+    found = new_candidates(depth + 1)
+    masses_3RT = np.empty((3, depth, steps))
+    memory_KR = np.empty((depth, len(memory_R)), np.float32)
+    memory_KR[0] = memory_R
+    expanded = Expanded(np.arange(depth), masses_3RT[0], masses_3RT[1], masses_3RT[2], memory_KR)
+    factor_V, begins_T = np.empty(frames.probs_TV.shape[1], np.float32), np.empty(steps)
+    tokens_K, masses_K = np.zeros(depth, np.int64), np.zeros(depth)
+    for row in range(depth):
+        expand(frames, correction, found, expanded, row, factor_V, merges)
+        bound_V, last = mass_bounds(frames, expanded, row, factor_V), found.token_Q[row]
+        if merges and row > 0:  # the bound of a token that repeats the last one is too large
+            bound_V[last] = begin_masses(frames, found, expanded, row, last, factor_V[last], merges, begins_T)
+        token = np.argmax(bound_V)
+        mass = begin_masses(frames, found, expanded, row, token, factor_V[token], merges, begins_T)
+        tokens_K[row], masses_K[row] = token, min(mass, found.mass_Q[row])
+        if (stops_S == token).any():
+            break
+        add_candidate(found, row + 1, token, row, row + 1, masses_K[row], factor_V[token], 0.0)
+    return tokens_K, masses_K
+
+
+@compiled
 def expand(frames, correction, found, expanded, row, factor_V, merges):
     """Compute a prefix's memory, the factors of its tokens, the scale of its frames and its forward masses."""
     entry, steps = expanded.entry_R[row], len(frames.blank_T)
@@ -140,8 +165,8 @@ def begin_masses(frames, found, expanded, row, token, factor, merges, begins_T):
 
 
 @compiled
-def select(frames, expanded, row, factor_V, best_masses_N):
-    """Return the tokens that may follow a prefix in the tree, ascending: see `select_candidates`."""
+def mass_bounds(frames, expanded, row, factor_V):
+    """Return the masses of a prefix with one more token, too large for one that repeats the last token."""
     bound_V = np.zeros(len(factor_V), np.float32)
     for frame in range(len(frames.blank_T)):
         begin = np.float32(
@@ -152,6 +177,13 @@ def select(frames, expanded, row, factor_V, best_masses_N):
             bound_V[v] += begin * probs_V[v]
     for v in range(len(bound_V)):
         bound_V[v] *= factor_V[v]
+    return bound_V
+
+
+@compiled
+def select(frames, expanded, row, factor_V, best_masses_N):
+    """Return the tokens that may follow a prefix in the tree, ascending: see `select_candidates`."""
+    bound_V = mass_bounds(frames, expanded, row, factor_V)
     least = best_masses_N[0] * (1 - 1e-5)  # the bounds are as exact as the frames are
     if row == 0:
         # One more than there are nodes: the bound of a token that repeats the last one is too large.

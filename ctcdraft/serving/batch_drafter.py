@@ -3,7 +3,8 @@
 They are stored at the slots where the engine keeps its own: it shares slots between requests with a common prefix,
 reuses them after preemption, and overwrites those of rejected draft tokens, so that none of this needs bookkeeping
 here. New hidden states are kept aside until the next draft, and their keys and values are then computed in one product:
-while nothing is drafted, recording costs a copy per step.
+while nothing is drafted, recording costs a copy per step, and the oldest states are dropped. Slots without keys and
+values are masked.
 
     Q requests    L tokens    G key-value heads    d head width    cache [blocks, G, slots of a block, 2 d]
 """
@@ -12,16 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.nn.compiled_step import compiled_step
 from ctcdraft.nn.transformer import TensorPair
 from ctcdraft.serving.chains import Chains
 from ctcdraft.serving.served_head import ServedHead
 
 MAX_PENDING = 4096  # tokens whose hidden states are kept aside
 LOGIT_BYTES = 2**28  # of logits at a time; the search holds about four tensors of their size
+
+
+class Recorded(NamedTuple):
+    """The tokens of one forward pass."""
+
+    states_LE: Tensor
+    positions_L: Tensor
+    slots_L: Tensor
 
 
 @dataclass(frozen=True)
@@ -46,9 +58,9 @@ class BatchDrafter:
     def __init__(self, head: ServedHead) -> None:
         self.head = head
         self.caches: list[SlotCache] = []
-        self.pending: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.pending_tokens = 0
+        self.pending: list[Recorded] = []
         device = head.drafter.head.blank_D.device
+        self.stored_S = torch.zeros(0, dtype=torch.bool, device=device)  # slots with the head's keys and values
         self.stops_S = torch.tensor(head.drafter.stops, dtype=torch.int64, device=device)
         if hasattr(head.drafter.body, "rotary"):
             head.drafter.body.rotary.tables(device)  # allocated now, before the engine measures its memory
@@ -57,6 +69,8 @@ class BatchDrafter:
 
     def bind(self, caches: Sequence[Tensor]) -> None:
         self.caches = [SlotCache(cache) for cache in caches]
+        slots = caches[0].shape[0] * caches[0].shape[2] if caches else 0
+        self.stored_S = torch.zeros(slots, dtype=torch.bool, device=self.stops_S.device)
 
     @torch.inference_mode()
     def warm_up(self, depth: int, rows: int = 8) -> None:
@@ -71,61 +85,90 @@ class BatchDrafter:
             for _ in range(2):
                 self.record([states_LD] * layers, places_L, places_L)
                 self.draft(DraftBatch(ids_Q + 1, ids_Q + 1, ids_Q, torch.zeros_like(ids_Q)[:, None], rows), depth)
-        self.caches = []
+        self.bind([])
 
-    def record(self, layers: Sequence[Tensor], positions_L: Tensor, slots_L: Tensor) -> None:
+    def record(self, layers: Sequence[Tensor], positions_L: Tensor, slots_L: Tensor, drafting: bool = True) -> None:
         """Take the hidden states [L, D] of new tokens, of the last layer and of the auxiliary ones in ascending order.
 
-        slots_L: negative for padding, which is written to slot 0, that of a block no request has.
+        Args:
+            slots_L: negative for padding, which is written to slot 0, that of a block no request has.
+            drafting: whether the next draft is near. Otherwise states beyond MAX_PENDING are dropped, not stored.
         """
         states_LE = torch.cat([layers[number] for number in self.head.layer_order], dim=-1)
-        self.pending.append((states_LE, positions_L.clone(), slots_L.clamp(min=0)))
-        self.pending_tokens += len(states_LE)
-        if self.pending_tokens > MAX_PENDING:
-            self.store()
+        self.pending.append(Recorded(states_LE, positions_L.clone(), slots_L.clamp(min=0)))
+        tokens = sum(len(one.slots_L) for one in self.pending)
+        if drafting and tokens > MAX_PENDING:
+            self.store_older()
+        while tokens > MAX_PENDING and len(self.pending) > 1:
+            dropped = self.pending.pop(0)
+            tokens -= len(dropped.slots_L)
+            if self.caches:
+                self.stored_S[dropped.slots_L] = False  # what is stored there belongs to an earlier request
 
-    def store(self) -> Tensor:
-        """Store keys and values of all pending tokens; return the last step's hidden states_LE as the head reads them.
+    def store_older(self) -> None:
+        """Store keys and values of all pending tokens but those of the last forward pass."""
+        if older := self.pending[:-1]:
+            self.store(older)
+            del self.pending[:-1]
+
+    def store(self, recorded: Sequence[Recorded]) -> Tensor:
+        """Store keys and values of these tokens; return their hidden states_LE as the head reads them.
 
         Without auxiliary layers of its own in each block, E = D.
         """
-        newest = len(self.pending[-1][0])
-        states_1LE = self.head.drafter.input_states(torch.cat([states for states, _, _ in self.pending])[None])
+        states_1LE = self.head.drafter.input_states(torch.cat([one.states_LE for one in recorded])[None])
         if self.caches:
-            positions_1L = torch.cat([positions for _, positions, _ in self.pending])[None]
+            positions_1L = torch.cat([one.positions_L for one in recorded])[None]
             text = self.head.drafter.body.text_keys_values(states_1LE, positions_1L)
-            start = 0
+            end = 0
             # Step by step: the slot of a rejected draft token is written again in the step after it.
-            for _, positions_L, slots_L in self.pending:
-                end = start + len(positions_L)
+            for one in recorded:
+                start, end = end, end + len(one.slots_L)
+                rows_GL = self.caches[0].row_ids(one.slots_L)  # the caches of all blocks have the same strides
                 for cache, (keys, values) in zip(self.caches, text, strict=True):
-                    cache.write(slots_L, (keys[0, :, start:end], values[0, :, start:end]))
-                start = end
-        self.pending, self.pending_tokens = [], 0
-        return states_1LE[0, -newest:]
+                    cache.write(rows_GL, (keys[0, :, start:end], values[0, :, start:end]))
+                self.stored_S[one.slots_L] = True
+        return states_1LE[0]
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch, depth: int) -> Chains:
         """Return the most probable chains of a batch, on its device."""
-        states_LE = self.store()
+        self.store_older()
+        states_LE = self.store([self.pending.pop()])
         parts = [self.draft_part(part, states_LE, depth) for part in batch.split(self.requests_at_once)]
         tokens_QK, probs_QK = (torch.cat(column) for column in zip(*parts, strict=True))
         return tokens_QK, probs_QK
 
     def draft_part(self, batch: DraftBatch, states_LE: Tensor, depth: int) -> Chains:
         drafter = self.head.drafter
-        anchor_Q1D = states_LE[batch.rows_Q, None, : drafter.width]
-        places_L = torch.arange(batch.length, device=states_LE.device)
-        states_Q1TD = drafter.body(
-            anchor_BAD=anchor_Q1D,
-            root_BAD=drafter.embedding(batch.roots_Q[:, None]).to(drafter.dtype),
-            anchors_BA=batch.anchors_Q[:, None],
-            text=read_texts(self.caches, batch.table_QM, batch.length),
-            visible_BAL=(places_L <= batch.anchors_Q[:, None])[:, None],
-        )
-        emissions = drafter.emissions(states_Q1TD, anchor_Q1D, batch.roots_Q[:, None])
+        anchor_Q1E, roots_Q1 = states_LE[batch.rows_Q, None], batch.roots_Q[:, None]
+        root_Q1D, anchor_Q1D = drafter.embedding(roots_Q1).to(drafter.dtype), anchor_Q1E[..., : drafter.width]
+        slots_QL = slots_of(batch.table_QM, batch.length, self.caches)
+        states_Q1TD = None
+        if self.caches and len(slots_QL) == 1 and states_LE.is_cpu:
+            states_Q1TD = self.compiled_frames(anchor_Q1E, root_Q1D, slots_QL[:, : int(batch.anchors_Q) + 1])
+        if states_Q1TD is None:
+            places_L = torch.arange(batch.length, device=states_LE.device)
+            visible_QL = places_L <= batch.anchors_Q[:, None]
+            if self.caches:
+                visible_QL &= self.stored_S[slots_QL]
+            states_Q1TD = drafter.body(
+                anchor_BAD=anchor_Q1D,
+                root_BAD=root_Q1D,
+                anchors_BA=batch.anchors_Q[:, None],
+                text=read_texts(self.caches, slots_QL),
+                visible_BAL=visible_QL[:, None],
+            )
+        emissions = drafter.emissions(states_Q1TD, anchor_Q1D, roots_Q1)
         start_QR = None if emissions.start_BAR is None else emissions.start_BAR[:, 0]
         return self.head.search(emissions.logits()[:, 0], depth, self.stops_S, drafter.correction, start_QR)
+
+    def compiled_frames(self, anchor_11E: Tensor, root_11D: Tensor, slots_1L: Tensor) -> Tensor | None:
+        """Return the frames [1, 1, T, D] of a single request on a CPU by machine code; None where not possible."""
+        if not self.stored_S[slots_1L].all():
+            return None
+        memory = cache_of_text(self.caches, slots_1L, self.head.drafter.frames)
+        return compiled_step(self.head.drafter.body, anchor_11E, root_11D, memory)
 
 
 class SlotCache:
@@ -147,9 +190,9 @@ class SlotCache:
         blocks_XL, offsets_XL = slots_XL // self.slots_per_block, slots_XL % self.slots_per_block
         return (blocks_XL * self.block_rows + offsets_XL * self.slot_rows)[..., None, :] + self.heads_G1
 
-    def write(self, slots_L: Tensor, keys_values: TensorPair) -> None:
+    def write(self, rows_GL: Tensor, keys_values: TensorPair) -> None:
         """Store keys and values [G, L, d]; later writes to a slot replace earlier ones."""
-        self.rows[self.row_ids(slots_L)] = torch.cat(keys_values, dim=-1)
+        self.rows[rows_GL] = torch.cat(keys_values, dim=-1)
 
     def read(self, rows_QGL: Tensor) -> TensorPair:
         """Return keys and values [Q, G, L, d] of rows from `row_ids`, as views of one copy."""
@@ -158,15 +201,32 @@ class SlotCache:
         return keys, values
 
 
-def read_texts(caches: Sequence[SlotCache], table_QM: Tensor, length: int) -> list[TensorPair]:
-    """Return keys and values [Q, G, L, d] of the first `length` tokens of every request, for every block.
+def slots_of(table_QM: Tensor, length: int, caches: Sequence[SlotCache]) -> Tensor:
+    """Return the slots_QL of the first `length` tokens of every request. table_QM: the ids of its blocks."""
+    size = caches[0].slots_per_block if caches else 1
+    places_L = torch.arange(length if caches else 0, device=table_QM.device)
+    return table_QM.long()[:, places_L // size] * size + places_L % size
 
-    What follows a request's own text is undefined and has to be masked. table_QM: the ids of its blocks.
+
+def read_texts(caches: Sequence[SlotCache], slots_QL: Tensor) -> list[TensorPair]:
+    """Return keys and values [Q, G, L, d] of every request, for every block.
+
+    What follows a request's own text is undefined and has to be masked.
     """
     if not caches:
         return []
-    size = caches[0].slots_per_block
-    places_L = torch.arange(length, device=table_QM.device)
-    slots_QL = table_QM.long()[:, places_L // size] * size + places_L % size
-    rows_QGL = caches[0].row_ids(slots_QL)  # the caches of all blocks have the same strides
+    rows_QGL = caches[0].row_ids(slots_QL)
     return [cache.read(rows_QGL) for cache in caches]
+
+
+def cache_of_text(caches: Sequence[SlotCache], slots_1L: Tensor, frames: int) -> KVCache:
+    """Return a cache with keys and values of one request's text before its anchor, and room for a draft behind it."""
+    text = read_texts(caches, slots_1L)
+    length, (_, heads, _, width) = slots_1L.shape[1], text[0][0].shape
+    memory = KVCache(len(caches), length + frames)
+    keys, values = (text[0][0].new_empty(len(caches), 1, heads, memory.capacity, width) for _ in range(2))
+    for number, (own_keys, own_values) in enumerate(text):
+        keys[number, :, :, :length], values[number, :, :, :length] = own_keys, own_values
+    memory.use_buffers(keys, values)
+    memory.crop(length - 1)
+    return memory

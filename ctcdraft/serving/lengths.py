@@ -117,6 +117,7 @@ class DraftLengths:
 
     def __init__(self, acceptance: AcceptanceModel, adaptive: bool) -> None:
         self.acceptance, self.adaptive = acceptance, adaptive
+        self.drafting = True  # whether the latest step with a choice drafts
         self.regimes: dict[int, Regime] = defaultdict(Regime)
         # By request: decayed sums of accepted draft tokens and of those that were expected, and the latest expectation.
         self.recent: dict[Hashable, tuple[float, float]] = {}
@@ -126,7 +127,8 @@ class DraftLengths:
         return self.regimes[requests.bit_length()]
 
     def wants_draft(self, requests: int) -> bool:
-        return not self.adaptive or self.regime(requests).next_step_drafts()
+        self.drafting = not self.adaptive or self.regime(requests).next_step_drafts()
+        return self.drafting
 
     def choose(self, ids: Sequence[Hashable], probs_QK: np.ndarray, rooms_Q: np.ndarray, requests: int) -> np.ndarray:
         """Return the lengths_Q of the drafts of these requests.

@@ -1,7 +1,9 @@
 """The proposer that vLLM constructs for `custom_class`: drafts of the most probable chains, of adaptive length.
 
-vLLM calls it once per step with the tokens of all requests on the host. Indices go to the device and the chains come
-back in one transfer each; the lengths are then chosen on the host.
+vLLM calls it once per step with the tokens of all requests on the host. It returns empty lists and fills them in
+`complete`, which runs when vLLM takes the drafts: by then the step's tokens are on their way to the clients, and none
+waits for a draft. Indices go to the device and the chains come back in one transfer each; the lengths are then chosen
+on the host.
 """
 
 from __future__ import annotations
@@ -37,13 +39,25 @@ class Step:
         return all(end - start == 1 + drafted for start, end, drafted in sizes)
 
 
-@dataclass(frozen=True)
-class LastDraft:
-    """The end of the step before, for timing."""
+@dataclass
+class DueDraft:
+    """What `propose` leaves to `complete`."""
 
-    ended: float
-    seconds: float | None  # None: nothing was drafted
+    step: Step
+    asked: list[int]  # requests, by their place in the batch
+    sampled: list[list[int]]
+    lengths: np.ndarray  # tokens of every request
+    drafts: list[list[int]]
+
+
+@dataclass
+class LastStep:
+    """The step before, for timing."""
+
+    ended: float  # the time at which its tokens were known
     ids: frozenset[str]
+    paused: float = 0.0  # seconds since then that belong to no step: states of steps without drafts were stored
+    draft: float | None = None  # seconds of its draft; None: nothing was drafted
 
 
 class CTCProposer:
@@ -57,7 +71,8 @@ class CTCProposer:
         self.max_length = vllm_config.model_config.max_model_len
         self.depth = vllm_config.speculative_config.num_speculative_tokens
         self.step: Step | None = None
-        self.last = LastDraft(0.0, None, frozenset())
+        self.due: DueDraft | None = None
+        self.last = LastStep(0.0, frozenset())
 
     def load_model(self, target: Any) -> None:
         """Load the head on the target's embedding and lm_head, and ask vLLM for the memory of its keys and values."""
@@ -79,7 +94,8 @@ class CTCProposer:
             self.drafter.bind([layer.kv_cache for layer in self.cache_layers])
         name = self.cache_layers[0].layer_name if self.cache_layers else next(iter(slots))
         slots_L = slots[name]
-        self.drafter.record([states[: len(slots_L)] for states in layers], positions_L[: len(slots_L)], slots_L)
+        states = [states[: len(slots_L)] for states in layers]
+        self.drafter.record(states, positions_L[: len(slots_L)], slots_L, self.lengths.drafting)
 
     def begin_step(self, *values: Any) -> None:
         """Take the fields of the step that vLLM asks for drafts after."""
@@ -89,41 +105,52 @@ class CTCProposer:
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: np.ndarray, *unused: Any, **also_unused: Any
     ) -> list[list[int]]:
         """Return the draft tokens of every request; none for those whose prompt is not prefilled yet."""
-        began, step, count = perf_counter(), self.step, len(sampled_token_ids)
+        step, count = self.step, len(sampled_token_ids)
         assert step is not None
-        self.observe(step, sampled_token_ids, began)
-        rooms = np.minimum(self.max_length - num_tokens_no_spec[:count] - 1, self.depth)
+        self.observe(step, sampled_token_ids)
+        lengths = num_tokens_no_spec[:count].copy()  # vLLM writes to its array
+        rooms = np.minimum(self.max_length - lengths - 1, self.depth)
         asked = [i for i in range(count) if sampled_token_ids[i] and rooms[i] > 0]
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        seconds = None
-        if asked and self.lengths.wants_draft(count):
-            tokens_QK, probs_QK = self.chains(step, asked, sampled_token_ids, num_tokens_no_spec)
-            ids = [step.ids[i] for i in asked]
-            lengths = self.lengths.choose(ids, probs_QK, rooms[asked], count)
-            for i, tokens, length in zip(asked, tokens_QK.tolist(), lengths.tolist(), strict=True):
-                drafts[i] = tokens[:length]
-            seconds = perf_counter() - began
-        self.last = LastDraft(perf_counter(), seconds, frozenset(step.ids))
+        wanted = bool(asked) and self.lengths.wants_draft(count)
+        self.due = DueDraft(step, asked, sampled_token_ids, lengths, drafts) if wanted else None
         return drafts
 
-    def observe(self, step: Step, sampled: list[list[int]], now: float) -> None:
+    @torch.inference_mode()
+    def complete(self) -> None:
+        """Fill in the drafts of the step before."""
+        due, self.due = self.due, None
+        if due is None:
+            return
+        began = perf_counter()
+        self.drafter.store_older()
+        resumed = perf_counter()
+        tokens_QK, probs_QK = self.chains(due)
+        rooms_Q = np.minimum(self.max_length - due.lengths[due.asked] - 1, self.depth)
+        ids = [due.step.ids[i] for i in due.asked]
+        lengths = self.lengths.choose(ids, probs_QK, rooms_Q, len(due.sampled))
+        for i, tokens, length in zip(due.asked, tokens_QK.tolist(), lengths.tolist(), strict=True):
+            due.drafts[i][:] = tokens[:length]
+        self.last.paused, self.last.draft = resumed - began, perf_counter() - resumed
+
+    def observe(self, step: Step, sampled: list[list[int]]) -> None:
         """Measure the step that ends now, but not the time of one with prefill or of one after idle time."""
+        now = perf_counter()
         for one, drafted, tokens in zip(step.ids, step.drafted, sampled, strict=True):
             if drafted and tokens:
                 self.lengths.observe_request(one, len(tokens) - 1)
-        if self.last.ids.issuperset(step.ids) and step.is_decoding():
-            committed = sum(map(len, sampled))
-            seconds = now - self.last.ended
-            self.lengths.observe_step(len(step.ids), step.starts[-1], committed, seconds, self.last.seconds)
+        last, self.last = self.last, LastStep(now, frozenset(step.ids))
+        if last.ids.issuperset(step.ids) and step.is_decoding():
+            seconds = now - last.ended - last.paused - (last.draft or 0.0)
+            self.lengths.observe_step(len(step.ids), step.starts[-1], sum(map(len, sampled)), seconds, last.draft)
 
-    def chains(
-        self, step: Step, asked: list[int], sampled: list[list[int]], lengths: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def chains(self, due: DueDraft) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens_QK and probabilities_QK of the requests `asked`."""
+        step, sampled = due.step, due.sampled
         # The anchor is the token before the root: the last one read before the first rejected draft token.
-        behind = [step.starts[i + 1] - step.drafted[i] + len(sampled[i]) - 2 for i in asked]
-        anchors = [int(lengths[i]) - 2 for i in asked]
-        columns = torch.tensor([behind, anchors, [sampled[i][-1] for i in asked], asked])
+        behind = [step.starts[i + 1] - step.drafted[i] + len(sampled[i]) - 2 for i in due.asked]
+        anchors = [int(due.lengths[i]) - 2 for i in due.asked]
+        columns = torch.tensor([behind, anchors, [sampled[i][-1] for i in due.asked], due.asked])
         device = step.table_QM.device
         if device.type == "cuda":
             columns = columns.pin_memory()

@@ -160,6 +160,7 @@ def install_hooks() -> None:
     if getattr(GPUModelRunner, "hands_over_states", False):
         return
     forward, propose = GPUModelRunner._model_forward, GPUModelRunner.propose_draft_token_ids
+    take = GPUModelRunner.take_draft_token_ids
     set_aux_layers = GPUModelRunner._setup_eagle3_aux_hidden_state_outputs
 
     def _model_forward(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -180,6 +181,11 @@ def install_hooks() -> None:
             self.drafter.begin_step(ids, starts, drafted, common.block_table_tensor)
         return propose(self, *arguments, **named)
 
+    def take_draft_token_ids(self: Any) -> Any:
+        if hasattr(self.drafter, "record"):
+            self.drafter.complete()
+        return take(self)
+
     def _setup_eagle3_aux_hidden_state_outputs(self: Any) -> None:
         if not hasattr(getattr(self, "drafter", None), "record"):
             return set_aux_layers(self)
@@ -193,6 +199,7 @@ def install_hooks() -> None:
 
     GPUModelRunner._model_forward = _model_forward
     GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
+    GPUModelRunner.take_draft_token_ids = take_draft_token_ids
     GPUModelRunner._setup_eagle3_aux_hidden_state_outputs = _setup_eagle3_aux_hidden_state_outputs
     GPUModelRunner.hands_over_states = True
 

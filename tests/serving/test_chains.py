@@ -9,6 +9,8 @@ from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 from ctcdraft.drafters.trees.request import ConditionedFrames, UnconditionedFrames
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+from ctcdraft.nn.weight_layout import to_column_major_
+from ctcdraft.serving import chains as serving_chains
 from ctcdraft.serving.chains import CHAIN_SEARCHES
 
 REQUESTS, FRAMES, DEPTH, STOP = 12, 5, 4, 3
@@ -55,18 +57,24 @@ def test_chains_of_ctc_frames_are_the_best_path_of_the_prefix_search():
 
 @pytest.mark.parametrize("topology", [CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY])
 @pytest.mark.parametrize("correction", [GRUCorrection, MarkovCorrection, None])
-@torch.inference_mode()
-def test_chains_of_conditioned_frames_are_the_best_path_of_their_search(topology, correction):
+@pytest.mark.parametrize("compiled", [True, False])
+@torch.no_grad()
+def test_chains_of_conditioned_frames_are_the_best_path_of_their_search(topology, correction, compiled, monkeypatch):
+    monkeypatch.setattr(serving_chains, "MAX_COMPILED", REQUESTS if compiled else 0)
     base, memory_QR = random_base(), None
     torch.manual_seed(1)
     if correction is not None:
         correction = correction(base.embedding, rank=8, epsilon=1e-6).eval()
         torch.nn.init.normal_(correction.out.weight, std=2.0)
+        to_column_major_(correction)
         roots_Q = torch.arange(REQUESTS)
         memory_QR = correction.start(torch.randn(REQUESTS, base.width), roots_Q)
     logits_QTC = frames(base.vocabulary, seed=1)
+    logits_QTC[:4, 1, STOP] += 12
     name = "alignments" if topology is CTC_TOPOLOGY else "transductions"
     chains = CHAIN_SEARCHES[name](logits_QTC, DEPTH, STOPS_S, correction, memory_QR)
+    assert (chains[1].dtype == torch.float64) == (compiled and correction is not None)  # of the compiled loops
+    assert (chains[0] == STOP).any()
     for number, log_probs_TC in enumerate(logits_QTC.log_softmax(-1)):
         if correction is None:
             states = UnconditionedFrames.empty(log_probs_TC)
@@ -77,6 +85,8 @@ def test_chains_of_conditioned_frames_are_the_best_path_of_their_search(topology
         tokens, masses = best_path(found)
         assert tokens == chains[0][number, : len(tokens)].tolist()
         assert chains[1][number, : len(tokens)].tolist() == pytest.approx(masses, rel=1e-3)
+        if STOP in tokens:
+            assert chains[1][number, len(tokens) :].count_nonzero() == 0
 
 
 def test_chains_of_frames_that_are_tokens_leave_out_the_blank():

@@ -10,6 +10,7 @@ from ctcdraft.config.published_head import load_published_drafter, read_head_con
 from ctcdraft.drafters.tree_policy import AcceptanceModel
 from ctcdraft.models.loading import load_base
 from ctcdraft.nn.heads import Emissions
+from ctcdraft.serving import batch_drafter
 from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch, SlotCache
 from ctcdraft.serving.served_head import ServedHead
 
@@ -29,8 +30,8 @@ def head():
     return ServedHead(drafter, frames, AcceptanceModel(), [0, 1, 2], 2048)
 
 
-def frames_alone(head, states_LE, root):
-    """Return frames and memory at the last state of a text."""
+def frames_alone(head, states_LE, root, visible_L=None):
+    """Return frames and memory at the last state of a text, of which only a part may be visible."""
     drafter = head.drafter
     text = drafter.body.text_keys_values(drafter.input_states(states_LE[None]), torch.arange(len(states_LE))[None])
     states_1LD = drafter.input_states(states_LE[None])
@@ -41,7 +42,7 @@ def frames_alone(head, states_LE, root):
         root_BAD=drafter.embedding(root_11),
         anchors_BA=torch.tensor([[len(states_LE) - 1]]),
         text=text,
-        visible_BAL=None,
+        visible_BAL=None if visible_L is None else visible_L[None, None],
     )
     emissions: Emissions = drafter.emissions(states, anchor_11D, root_11)
     return emissions.logits()[0, 0].flatten(), emissions.start_BAR[0, 0]
@@ -77,7 +78,7 @@ def test_frames_equal_those_of_a_draft_on_random_schedules(head):
         requests.append(Request(torch.cat([prefix_LE, own_LE]), [*shared, *(free.pop() for _ in range(6))]))
     for later in requests[1:]:
         later.read = len(prefix_LE)  # found in the prefix cache, written by the first request
-    checked = 0
+    checked = alone = 0
     for step in range(12):
         order = torch.randperm(len(requests), generator=rng).tolist()
         if step == 0:
@@ -101,8 +102,9 @@ def test_frames_equal_those_of_a_draft_on_random_schedules(head):
         positions.append(torch.zeros(2, dtype=torch.int64))
         slots.append(torch.full((2,), -1))
         drafter.record(torch.cat(layers).chunk(3, dim=-1), torch.cat(positions), torch.cat(slots))
-        if step % 3 == 1 or len(asked) < 2:  # nothing is drafted: states wait
+        if step % 3 == 1:  # nothing is drafted: states wait
             continue
+        alone += len(asked) == 1
         rows, anchors, roots = (torch.tensor([one[k] for one in asked]) for k in (1, 2, 3))
         table_QM = torch.tensor([requests[one[0]].blocks for one in asked])
         logits_QX, memory_QR = drafter.draft(DraftBatch(rows, anchors, roots, table_QM, int(anchors.max()) + 1), 5)
@@ -112,6 +114,31 @@ def test_frames_equal_those_of_a_draft_on_random_schedules(head):
             torch.testing.assert_close(memory_QR[row], expected_R, atol=1e-5, rtol=1e-5)
             checked += 1
     assert checked > 15
+    assert alone > 0  # by machine code
+
+
+@torch.inference_mode()
+def test_states_of_long_phases_without_drafts_are_dropped_and_masked(head, monkeypatch):
+    monkeypatch.setattr(batch_drafter, "MAX_PENDING", 6)
+    shape, states_LE = head.drafter.body.shape, torch.randn(12, 3 * head.drafter.width)
+    block_table, slots_L = torch.tensor([[1, 2, 3]]), torch.arange(SLOTS, SLOTS + 12)
+    frames = {}
+    for drafting in (True, False):
+        drafter = BatchDrafter(head)
+        drafter.bind([torch.zeros(4, shape.kv_heads, SLOTS, 2 * shape.head_width) for _ in range(head.blocks)])
+        drafter.stored_S[:] = True  # by an earlier request
+        for start in range(0, 12, 3):
+            part = slice(start, start + 3)
+            drafter.record(states_LE[part].chunk(3, dim=-1), torch.arange(12)[part], slots_L[part], drafting)
+        last = torch.tensor([2])
+        frames[drafting], _ = drafter.draft(DraftBatch(last, last + 9, last + 98, block_table, 12), 5)
+        assert drafter.stored_S[slots_L].tolist() == [drafting] * 6 + [True] * 6
+        assert drafter.pending == []
+    whole_X, _ = frames_alone(head, states_LE, 100)
+    torch.testing.assert_close(frames[True][0], whole_X, atol=1e-4, rtol=1e-5)
+    masked_X, _ = frames_alone(head, states_LE, 100, torch.arange(12) >= 6)
+    torch.testing.assert_close(frames[False][0], masked_X, atol=1e-4, rtol=1e-5)
+    assert not torch.allclose(whole_X, masked_X, atol=1e-2)
 
 
 @torch.inference_mode()
@@ -136,7 +163,7 @@ def test_rows_are_found_in_every_memory_layout(order):
     assert cache.shape == (5, 2, SLOTS, 6)
     one, slots_L = SlotCache(cache), torch.tensor([7, 19, 12])
     keys, values = torch.randn(2, 3, 3), torch.randn(2, 3, 3)
-    one.write(slots_L, (keys, values))
+    one.write(one.row_ids(slots_L), (keys, values))
     for index, slot in enumerate(slots_L.tolist()):
         row = torch.cat([keys[:, index], values[:, index]], dim=-1)
         assert torch.equal(cache[slot // SLOTS, :, slot % SLOTS], row)
