@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -119,14 +120,17 @@ def exact_probs(base, prompt, texts_XL, sampling):
 
 
 def conditional_p_values(base, prompt, draws, sampling):
-    """Return p-values of the tokens at all positions but the first, each after the most frequent text before it."""
-    text, p_values = [max((one[:1] for one in draws), key=[one[:1] for one in draws].count)], []
+    """Return p-values of the tokens at all positions but the first, each after the most frequent text before it that
+    leaves a choice: after some texts top-p allows a single token."""
+    p_values = []
     for position in range(1, len(draws[0])):
-        drawn = [one[position] for one in draws if one[:position] == text[0]]
-        (probs_V,) = exact_probs(base, prompt, text, sampling)
-        counts = torch.tensor(drawn).bincount(minlength=len(probs_V))
-        p_values.append(p_value(counts.tolist(), probs_V.tolist()))
-        text = [[*text[0], max(set(drawn), key=drawn.count)]]
+        texts = [list(text) for text, _ in Counter(tuple(one[:position]) for one in draws).most_common(16)]
+        for text, probs_V in zip(texts, exact_probs(base, prompt, texts, sampling), strict=True):
+            drawn = [one[position] for one in draws if one[:position] == text]
+            if float(probs_V.max()) < 0.9:
+                break
+        assert len(drawn) >= 50, (position, len(drawn))
+        p_values.append(p_value(torch.tensor(drawn).bincount(minlength=len(probs_V)).tolist(), probs_V.tolist()))
     return p_values
 
 
