@@ -19,6 +19,7 @@ from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.bodies import AttentionBody, AuxStateFusion, FeedForwardBody, ResidualBody
 from ctcdraft.nn.heads import BlankHead
 from ctcdraft.nn.rotary import Rotary, apply_rotary, default_frequencies
+from ctcdraft.nn.slot_bodies import DFlashBody, PEagleBody
 from ctcdraft.nn.weight_layout import to_column_major_
 
 SHAPE = BlockConfig.of(random_base().lm.config, 64)
@@ -37,6 +38,13 @@ OWN_TEXT = [
     for root_input, causal, (own_text, root_row) in product(
         (True, False), (True, False), ((True, False), (False, True), (True, True))
     )
+]
+BLOCKS = [
+    *(
+        partial(DFlashBody, blocks=2, causal=causal, root_predicts=root_predicts)
+        for causal, root_predicts in product((True, False), (True, False))
+    ),
+    partial(PEagleBody, blocks=3, like_base=True),
 ]
 BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, inner=None)]
 
@@ -166,7 +174,8 @@ def test_log_softmax_by_machine_code(without_numba):
     [
         *((body, SHAPE) for body in BODIES),
         *((partial(body, like_base=True), FULL_SHAPE) for body in ATTENTION),
-        *((body, replace(SHAPE, state_layers=LAYERS)) for body in OWN_TEXT),
+        *((body, replace(SHAPE, state_layers=LAYERS)) for body in (*OWN_TEXT, *BLOCKS)),
+        (BLOCKS[-1], FULL_SHAPE),
     ],
 )
 @torch.inference_mode()
@@ -176,7 +185,8 @@ def test_steps_over_a_text_are_the_forward_over_it(body, shape):
     module = body(shape, FRAMES)
     for value in module.parameters():
         value += 0.2 * torch.randn_like(value)
-    states_BLE, roots_BLD = torch.randn(1, TEXT, shape.state_layers * SHAPE.width), torch.randn(1, TEXT, SHAPE.width)
+    columns = (shape.state_layers + getattr(module, "reads_tokens", False)) * SHAPE.width
+    states_BLE, roots_BLD = torch.randn(1, TEXT, columns), torch.randn(1, TEXT, SHAPE.width)
     memory = KVCache(module.layers, capacity=TEXT) if module.layers else None
     stops, stepped, start = [9, 10, 12, 13, 17, TEXT], [], 0
     for stop in stops:
@@ -185,7 +195,7 @@ def test_steps_over_a_text_are_the_forward_over_it(body, shape):
         start = stop
     anchors_BA, positions_L = torch.tensor(stops)[None] - 1, torch.arange(TEXT)
     forward_BATD = module(
-        anchor_BAD=states_BLE[:, anchors_BA[0], : SHAPE.width],
+        anchor_BAD=states_BLE[:, anchors_BA[0]],
         root_BAD=roots_BLD[:, anchors_BA[0]],
         anchors_BA=anchors_BA,
         text=module.text_keys_values(states_BLE, positions_L[None]),
