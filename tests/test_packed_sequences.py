@@ -22,7 +22,8 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.frame_correction import FrameGRUCorrection
 from ctcdraft.nn.masks import gather_following, packed_causal_mask, visible_mask
-from ctcdraft.nn.slot_bodies import DFlashBody, PEagleBody
+from ctcdraft.nn.peagle_body import PEagleBody
+from ctcdraft.nn.slot_bodies import DFlashBody
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC, PrefixCTC, Transducer
 from ctcdraft.objectives.distillation import Distill, kl

@@ -30,7 +30,7 @@ def _targets(package: str, names: str) -> set[str]:
 
 BODIES = _targets(
     "nn",
-    "bodies.AttentionBody bodies.FeedForwardBody bodies.ResidualBody slot_bodies.DFlashBody slot_bodies.PEagleBody",
+    "bodies.AttentionBody bodies.FeedForwardBody bodies.ResidualBody slot_bodies.DFlashBody peagle_body.PEagleBody",
 )
 CORRECTIONS = _targets(
     "nn", "frame_correction.FrameGRUCorrection logit_correction.GRUCorrection logit_correction.MarkovCorrection"

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ctcdraft.errors import check_int
 from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer, zero
 from ctcdraft.nn.block_config import BlockConfig, RMSNorm
-from ctcdraft.nn.compiled_step import BodyArrays, compiled_fusion, compiled_step
+from ctcdraft.nn.compiled_body import AttentionArrays
+from ctcdraft.nn.compiled_step import compiled_fusion
 from ctcdraft.nn.rotary import Rotary
 from ctcdraft.nn.slot_attention import SlotBlock
 from ctcdraft.nn.slot_bodies import SlotBody
@@ -40,6 +41,8 @@ class AttentionBody(SlotBody):
             E: the width of all layers together, the fused state first.
         root_row: R = T + 1 rows, the first one the projected embedding of the root at its position.
     """
+
+    make_arrays = AttentionArrays
 
     # The defaults are for older checkpoints, whose configs do not name these.
     def __init__(
@@ -70,7 +73,6 @@ class AttentionBody(SlotBody):
         all_layers, count = shape.state_layers * shape.width, blocks if own_text else 0
         self.own_text = nn.ModuleList([nn.Linear(all_layers, shape.width, bias=False) for _ in range(count)])
         zero(self.own_text)
-        self.arrays: BodyArrays | None = None  # see compiled_step
 
     def init_from_base(self, lm: Any) -> str:
         """Copy the base's last layer if outputs agree, and its final norm; return a description of what was done."""
@@ -86,11 +88,6 @@ class AttentionBody(SlotBody):
             zero(block.attention.out)
             zero(block.mlp.down)
         return f"{description}, final norm {'from the base' if copy_final_norm(self.norm, lm) else 'of ones'}"
-
-    def step(self, states_BKE: Tensor, root_BAD: Tensor, memory: Any, context: Any) -> Tensor:
-        if not context.padded and (frames_BATD := compiled_step(self, states_BKE, root_BAD, memory)) is not None:
-            return frames_BATD
-        return super().step(states_BKE, root_BAD, memory, context)
 
     def read_text(self, states_BLE: Tensor) -> Tensor:
         return self.project(states_BLE[..., : self.shape.width])

@@ -27,7 +27,8 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.frame_correction import FrameGRUCorrection
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
-from ctcdraft.nn.slot_bodies import DFlashBody, PEagleBody
+from ctcdraft.nn.peagle_body import PEagleBody
+from ctcdraft.nn.slot_bodies import DFlashBody
 
 PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
 BODIES = {

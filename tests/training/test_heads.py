@@ -23,7 +23,8 @@ from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.frame_correction import FrameGRUCorrection
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
-from ctcdraft.nn.slot_bodies import DFlashBody, PEagleBody
+from ctcdraft.nn.peagle_body import PEagleBody
+from ctcdraft.nn.slot_bodies import DFlashBody
 from ctcdraft.objectives.base import WeightedSum
 from ctcdraft.objectives.compatibility import describe_reading
 from ctcdraft.objectives.cross_entropy import CrossEntropy
