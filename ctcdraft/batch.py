@@ -28,3 +28,10 @@ class Batch:
     labels_BAS: Tensor
     lengths_BA: Tensor
     position_ids_BL: Tensor
+
+    def next_tokens(self) -> Tensor:
+        """Return the token after every position, [B, L]; 0 after the last one of a text."""
+        # The last token of a text has no successor; the next position may be the first of another packed text.
+        next_BL = self.tokens_BL.roll(-1, dims=1).masked_fill(self.position_ids_BL.roll(-1, dims=1) == 0, 0)
+        # roots_BA equal the text in a real batch; they are written over it so that a shifted root changes the output.
+        return next_BL.scatter(1, self.anchors_BA, self.roots_BA)

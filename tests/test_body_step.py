@@ -18,7 +18,9 @@ from ctcdraft.nn import compiled_step
 from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.bodies import AttentionBody, AuxStateFusion, FeedForwardBody, ResidualBody
 from ctcdraft.nn.heads import BlankHead
+from ctcdraft.nn.peagle_body import PEagleBody
 from ctcdraft.nn.rotary import Rotary, apply_rotary, default_frequencies
+from ctcdraft.nn.slot_bodies import DFlashBody
 from ctcdraft.nn.weight_layout import to_column_major_
 
 SHAPE = BlockConfig.of(random_base().lm.config, 64)
@@ -38,12 +40,19 @@ OWN_TEXT = [
         (True, False), (True, False), ((True, False), (False, True), (True, True))
     )
 ]
+BLOCKS = [
+    *(
+        partial(DFlashBody, blocks=2, causal=causal, root_predicts=root_predicts)
+        for causal, root_predicts in product((True, False), (True, False))
+    ),
+    partial(PEagleBody, blocks=3, like_base=True),
+]
 BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, inner=None)]
 
 
-def inference_body(state_layers=1, **options):
+def inference_body(state_layers=1, body=AttentionBody, qk_norm=False, **options):
     torch.manual_seed(3)
-    module = AttentionBody(replace(SHAPE, state_layers=state_layers), FRAMES, **options)
+    module = body(replace(SHAPE, state_layers=state_layers, qk_norm=qk_norm), FRAMES, **options)
     with torch.no_grad():
         for value in module.parameters():
             value += 0.2 * torch.randn_like(value)
@@ -51,12 +60,17 @@ def inference_body(state_layers=1, **options):
     return module
 
 
+def columns(module, shape=None):
+    """Return the columns of the hidden states that a body reads."""
+    return ((shape or module.shape).state_layers + getattr(module, "reads_tokens", False)) * SHAPE.width
+
+
 def steps(module):
     """The frames of four steps over a text; the first one, which allocates the cache, is never machine code."""
     generator, memory = torch.Generator().manual_seed(5), KVCache(module.layers, capacity=TEXT)
     frames = []
     for count in (9, 1, 3, 2):
-        states_BKE = torch.randn(1, count, module.shape.state_layers * SHAPE.width, generator=generator)
+        states_BKE = torch.randn(1, count, columns(module), generator=generator)
         root_BAD = torch.randn(1, 1, SHAPE.width, generator=generator)
         frames.append(module.step(states_BKE, root_BAD, memory, EXACT))
     return torch.stack(frames)
@@ -81,6 +95,18 @@ def without_numba(monkeypatch):
 def test_machine_code_does_what_tensors_do(without_numba, root_input, causal, blocks, own_text):
     layers = LAYERS if own_text else 1
     module = inference_body(layers, root_input=root_input, causal=causal, blocks=blocks, own_text=own_text)
+    slow = without_numba(steps, module)
+    assert module.arrays is None
+    torch.testing.assert_close(steps(module), slow, rtol=0, atol=1e-5)
+    assert module.arrays.usable
+
+
+@pytest.mark.parametrize("shape", [{}, {"qk_norm": True}])
+@pytest.mark.parametrize("layers", [1, LAYERS])
+@pytest.mark.parametrize("body", range(len(BLOCKS)))
+@torch.inference_mode()
+def test_blocks_of_masks_by_machine_code(without_numba, body, layers, shape):
+    module = inference_body(layers, BLOCKS[body], **shape)
     slow = without_numba(steps, module)
     assert module.arrays is None
     torch.testing.assert_close(steps(module), slow, rtol=0, atol=1e-5)
@@ -166,7 +192,8 @@ def test_log_softmax_by_machine_code(without_numba):
     [
         *((body, SHAPE) for body in BODIES),
         *((partial(body, like_base=True), FULL_SHAPE) for body in ATTENTION),
-        *((body, replace(SHAPE, state_layers=LAYERS)) for body in OWN_TEXT),
+        *((body, replace(SHAPE, state_layers=LAYERS)) for body in (*OWN_TEXT, *BLOCKS)),
+        (BLOCKS[-1], FULL_SHAPE),
     ],
 )
 @torch.inference_mode()
@@ -176,7 +203,7 @@ def test_steps_over_a_text_are_the_forward_over_it(body, shape):
     module = body(shape, FRAMES)
     for value in module.parameters():
         value += 0.2 * torch.randn_like(value)
-    states_BLE, roots_BLD = torch.randn(1, TEXT, shape.state_layers * SHAPE.width), torch.randn(1, TEXT, SHAPE.width)
+    states_BLE, roots_BLD = torch.randn(1, TEXT, columns(module, shape)), torch.randn(1, TEXT, SHAPE.width)
     memory = KVCache(module.layers, capacity=TEXT) if module.layers else None
     stops, stepped, start = [9, 10, 12, 13, 17, TEXT], [], 0
     for stop in stops:
@@ -185,7 +212,7 @@ def test_steps_over_a_text_are_the_forward_over_it(body, shape):
         start = stop
     anchors_BA, positions_L = torch.tensor(stops)[None] - 1, torch.arange(TEXT)
     forward_BATD = module(
-        anchor_BAD=states_BLE[:, anchors_BA[0], : SHAPE.width],
+        anchor_BAD=states_BLE[:, anchors_BA[0]],
         root_BAD=roots_BLD[:, anchors_BA[0]],
         anchors_BA=anchors_BA,
         text=module.text_keys_values(states_BLE, positions_L[None]),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.errors import ConfigCompositionException, InstantiationException, MissingConfigException
 from hydra.utils import get_class, get_method, instantiate
 from omegaconf import OmegaConf
 from sequential_parts import saved_lm
@@ -22,6 +22,9 @@ from ctcdraft.config.schema import check_config
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.base import DraftHead
+from ctcdraft.errors import InputError
+from ctcdraft.objectives.compatibility import describe_reading
+from ctcdraft.objectives.ctc import CTC
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 VERBS = ("train", "evaluate", "prepare")
@@ -149,17 +152,42 @@ def option_groups(drafter: str) -> set[str]:
     return groups
 
 
+def reads_tokens(tree: str) -> bool:
+    return get_class(OmegaConf.load(CONFIGS / f"drafter/tree/{tree}.yaml")._target_).interprets_as == "tokens"
+
+
 CASES = [
-    (name, tree) for name in options("drafter") for tree in (FRAME_TREES if "body" in option_groups(name) else [None])
+    (name, tree)
+    for name in options("drafter")
+    for tree in (FRAME_TREES if "body" in option_groups(name) else [None])
+    if name != "domino" or reads_tokens(tree)
 ]
 
 
 def test_the_cases_cover_every_drafter():
     """Every drafter that computes frames with every tree of frames; the others once."""
     with_frames = {name for name, tree in CASES if tree is not None}
-    assert {"ctc", "ctc_gru", "transducer", "medusa", "blockwise"} <= with_frames
+    assert {
+        "ctc",
+        "ctc_gru",
+        "transducer",
+        "medusa",
+        "blockwise",
+        "dflash",
+        "dspark",
+        "domino",
+        "peagle",
+    } <= with_frames
     assert {"hydra", "eagle", "draft_model", "autoregressive", "merged"}.isdisjoint(with_frames)
     assert {name for name, _ in CASES} == set(options("drafter"))
+
+
+def test_a_correction_of_frame_k_for_token_k_refuses_alignments(base):
+    with pytest.raises(InstantiationException, match="PrefixSearch reads frames as alignments; use drafter/tree=per_"):
+        build_drafter(composed("train", "drafter=domino", "drafter/tree=prefix_search").drafter, base)
+    drafter = build_drafter(composed("train", "drafter=domino", "drafter.frames=4").drafter, base)
+    with pytest.raises(InputError, match="FrameGRUCorrection corrects frame k for label k; use objective=cross_entr"):
+        describe_reading(CTC(4), drafter, 4)
 
 
 @pytest.mark.parametrize(("name", "tree"), CASES)

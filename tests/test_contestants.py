@@ -210,7 +210,9 @@ def test_a_drafter_without_weights_is_not_trained(outsiders, monkeypatch, capsys
     assert f"drafter={drafter} has no weights to train" in expect_error(monkeypatch, capsys, "train.py", *arguments)
 
 
-@pytest.mark.parametrize("name", ["ctc", "ctc_gru", "transducer", "medusa", "eagle", "hydra", "blockwise"])
+@pytest.mark.parametrize(
+    "name", ["ctc", "ctc_gru", "transducer", "medusa", "eagle", "hydra", "blockwise", "dspark", "domino", "peagle"]
+)
 def test_a_drafter_by_name_has_the_values_that_hydra_composes(name):
     composed = compose_config("train", f"drafter={name}").drafter
     found = resolve(name, untrained=True).config

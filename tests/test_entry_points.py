@@ -80,6 +80,15 @@ def test_evaluate_reports_identical_tokens(world, monkeypatch):
     [
         ["drafter=medusa", "objective=cross_entropy", "drafter.frames=3"],
         ["drafter=blockwise", "objective=distill", "drafter.frames=3"],
+        ["drafter=dspark", "drafter.body.blocks=1", "drafter.frames=3"],
+        [
+            "drafter=domino",
+            "drafter.body.blocks=1",
+            "drafter.frames=3",
+            "hidden_states=offline",
+            "hidden_states.path=states_of_domino",
+        ],
+        ["drafter=peagle", "drafter.body.blocks=2", "drafter.frames=3", "trainer.pack_length=200"],
         [
             "drafter/correction=gru",
             "objective=sum",
@@ -92,7 +101,7 @@ def test_evaluate_reports_identical_tokens(world, monkeypatch):
             "trainer.batch_size=2",
         ],
     ],
-    ids=["medusa", "blockwise", "all options"],
+    ids=["medusa", "blockwise", "dspark", "domino", "peagle", "all options"],
 )
 def test_every_option_works_in_train_and_evaluate(world, monkeypatch, arguments, request):
     monkeypatch.chdir(world)

@@ -168,9 +168,8 @@ def test_a_failed_capture_is_reported_as_such(monkeypatch):
 
 
 def test_every_drafter_with_weights_is_measured():
-    assert {"ctc", "ctc_gru", "transducer", "medusa", "hydra", "eagle_dynamic", "blockwise"} <= set(
-        gpu_latency.DRAFTERS
-    )
+    parallel = {"ctc", "ctc_gru", "transducer", "medusa", "blockwise", "dflash", "dspark", "domino", "peagle"}
+    assert {*parallel, "hydra", "eagle_dynamic"} <= set(gpu_latency.DRAFTERS)
     assert gpu_latency.FULL.contexts == (1024, 8192)
 
 

@@ -17,9 +17,13 @@ from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, TokenSequences, first_fit_packing
 from ctcdraft.corpus.hidden_states import OfflineHiddenStates, OnlineHiddenStates
 from ctcdraft.drafters.trees.ctc import PrefixSearch
+from ctcdraft.drafters.trees.per_frame import PerFrameTree
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.frame_correction import FrameGRUCorrection
 from ctcdraft.nn.masks import gather_following, packed_causal_mask, visible_mask
+from ctcdraft.nn.peagle_body import PEagleBody
+from ctcdraft.nn.slot_bodies import DFlashBody
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC, PrefixCTC, Transducer
 from ctcdraft.objectives.distillation import Distill, kl
@@ -92,6 +96,15 @@ def causal(base):
     return block_head(base, partial(AttentionBody, root_input=False, causal=True), PrefixSearch(16))
 
 
+def peagle(base):
+    return block_head(base, partial(PEagleBody, blocks=2, like_base=True), PerFrameTree(None))
+
+
+def domino(base):
+    correction = partial(FrameGRUCorrection, rank=8, memory=6, uncorrected=1)
+    return block_head(base, partial(DFlashBody, blocks=2, root_predicts=True), PerFrameTree(None), correction)
+
+
 BLOCK = ("gru", "transducer", "markov", "residual", "feed_forward", "collapse")
 OF_BLOCK = (CTC(4), Transducer(4), CrossEntropy(6, 0.8), CrossEntropy(3, 0.8), Distill(3, 0.8, kl), CTC(2))
 
@@ -99,6 +112,8 @@ CASES = {
     "ctc": (lambda base, folder: ctc_head(base), CTC(3)),
     "ctc_taps": (lambda base, folder: tapped(base), CTC(3)),
     "ctc_causal": (lambda base, folder: causal(base), PrefixCTC(3, 0.8)),
+    "peagle": (lambda base, folder: peagle(base), CrossEntropy(3, 0.8)),
+    "domino": (lambda base, folder: domino(base), CrossEntropy(3, 0.8)),
     **{
         name: (lambda base, folder, at=at: block_heads(base)[at], objective)
         for at, (name, objective) in enumerate(zip(BLOCK, OF_BLOCK, strict=True))

@@ -28,8 +28,13 @@ def _targets(package: str, names: str) -> set[str]:
     return {f"ctcdraft.{package}.{name}" for name in names.split()}
 
 
-BODIES = _targets("nn", "bodies.AttentionBody bodies.FeedForwardBody bodies.ResidualBody")
-CORRECTIONS = _targets("nn", "logit_correction.GRUCorrection logit_correction.MarkovCorrection")
+BODIES = _targets(
+    "nn",
+    "bodies.AttentionBody bodies.FeedForwardBody bodies.ResidualBody slot_bodies.DFlashBody peagle_body.PEagleBody",
+)
+CORRECTIONS = _targets(
+    "nn", "frame_correction.FrameGRUCorrection logit_correction.GRUCorrection logit_correction.MarkovCorrection"
+)
 DATASETS = _targets("corpus.sources", "gsm8k project_prompts sharegpt")
 VERIFIERS = _targets("decoding.verification", "k_sequential match multi_round")
 CORPUS_TARGETS = {

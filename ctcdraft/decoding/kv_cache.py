@@ -192,6 +192,11 @@ class AppendedRows:
         size = self.drafted, self.start + self.text + self.drafted
         return torch.ones(size, dtype=torch.bool, device=self.device).tril(self.start + self.text)
 
+    def seen_by_all(self) -> Tensor:
+        """Return the mask_NM of text and drafted rows: each sees the rows up to itself."""
+        rows = self.text + self.drafted
+        return torch.ones(rows, self.start + rows, dtype=torch.bool, device=self.device).tril(self.start)
+
     def close(self) -> None:
         """Drop the drafted rows."""
         self.cache.crop(self.start + self.text)

@@ -141,6 +141,10 @@ class StaticRows:
         """Return the mask_RM of the drafted rows: they see all text, and each other or those up to themselves."""
         return self.seen_NM[self.text :]
 
+    def seen_by_all(self) -> Tensor:
+        """Return the mask_NM of text and drafted rows."""
+        return self.seen_NM
+
     def close(self) -> None:
         """Count the real rows of text as part of the text, after they were written."""
         self.cache.length_1.add_(self.real_1)

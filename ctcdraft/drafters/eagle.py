@@ -56,11 +56,7 @@ class Eagle(SequentialDrafter):
 
     def forward(self, batch: Batch) -> TokenEmissions:
         position_ids_BL = batch.position_ids_BL
-        # The last token of a text has no successor; the next position may be the first of another packed text.
-        next_BL = batch.tokens_BL.roll(-1, dims=1).masked_fill(position_ids_BL.roll(-1, dims=1) == 0, 0)
-        # roots_BA equal the text in a real batch; they are written over it so that a shifted root changes the output.
-        next_BL = next_BL.scatter(1, batch.anchors_BA, batch.roots_BA)
-        fused_BLD = self.fuse_inputs(next_BL, self.noisy_states(batch))
+        fused_BLD = self.fuse_inputs(batch.next_tokens(), self.noisy_states(batch))
         states_BLD = self.block(fused_BLD, position_ids_BL, seen=packed_causal_mask(position_ids_BL))
         states_BATD = gather_following(states_BLD, batch.anchors_BA, position_ids_BL, self.frames)
         return TokenEmissions(states_BATD, self.head, own=self.head)

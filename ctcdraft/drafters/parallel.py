@@ -17,7 +17,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import DraftHead, refuse_other_tree
 from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.drafters.trees.request import ConditionedFrames, FrameTreeBuilder, TreeRequest
-from ctcdraft.errors import check_int
+from ctcdraft.errors import InputError, check_int
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config
 from ctcdraft.nn.block_config import BlockConfig
@@ -60,13 +60,15 @@ class ParallelDrafter(DraftHead):
         config = replace(base_block_config(base.lm, base.context_length), state_layers=len(base.aux_layers))
         self.width, self.state_columns = base.width, base.state_columns
         self.body: Any = body(config, frames).to(base.device)
+        self.reads_tokens: bool = getattr(self.body, "reads_tokens", False)
         self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
         self.embedding = base.embedding
-        aux = len(base.aux_layers) > 1
+        aux = len(base.aux_layers) > 1 and not getattr(self.body, "reads_all_layers", False)
         self.fuse = AuxStateFusion(base.width, len(base.aux_layers), config.epsilon).to(base.device) if aux else None
         self.correction: LogitCorrection | None = None
         if correction is not None:
             self.correction = correction(base.embedding, epsilon=config.epsilon).to(base.device)
+            refuse_alignments(self.correction, tree)
         self.initialised = self.body.init_from_base(base.lm)
         self.frame_tree = tree
         self.stops = tuple(sorted(base.stop_token_ids))
@@ -76,14 +78,17 @@ class ParallelDrafter(DraftHead):
         # Of its own weights: float32 in training, whatever the dtype of the base's hidden states.
         return self.head.blank_D.dtype
 
-    def input_states(self, states_BLD: Tensor) -> Tensor:
+    def input_states(self, states_BLD: Tensor, next_BL: Tensor | None = None) -> Tensor:
         """Return the base's hidden states in the drafter's dtype, those of several layers fused into one.
 
-        The auxiliary layers follow the fused state where the body's blocks have text of their own.
+        The auxiliary layers follow the fused state where the body's blocks have text of their own. A body that reads
+        all layers gets them as they are, and one that reads tokens the embeddings of next_BL, the tokens after them.
         """
         states_BLD = states_BLD.to(self.dtype)
         if self.state_columns is not None:
             states_BLD = states_BLD[..., self.state_columns]
+        if next_BL is not None:
+            return torch.cat([states_BLD, self.embedding(next_BL).to(self.dtype)], dim=-1)
         if self.fuse is None:
             return states_BLD
         fused_BLD = self.fuse(states_BLD)
@@ -92,10 +97,10 @@ class ParallelDrafter(DraftHead):
         return torch.cat([fused_BLD, states_BLD[..., self.width :]], dim=-1)
 
     def forward(self, batch: Batch) -> Emissions:
-        states_BLD = self.input_states(batch.states_BLD)
+        states_BLD = self.input_states(batch.states_BLD, batch.next_tokens() if self.reads_tokens else None)
         text = self.body.text_keys_values(states_BLD, batch.position_ids_BL)
-        index_BAD = batch.anchors_BA[..., None].expand(-1, -1, self.width)
-        anchor_BAD = states_BLD.gather(1, index_BAD)  # of the fused states alone
+        columns = states_BLD.shape[-1] if self.reads_tokens else self.width  # the fused states
+        anchor_BAD = states_BLD.gather(1, batch.anchors_BA[..., None].expand(-1, -1, columns))
         states_BATD = self.body(
             anchor_BAD=anchor_BAD,
             root_BAD=self.embedding(batch.roots_BA).to(self.dtype),
@@ -103,7 +108,7 @@ class ParallelDrafter(DraftHead):
             text=text,
             visible_BAL=visible_mask(batch.anchors_BA, batch.position_ids_BL),
         )
-        return self.emissions(states_BATD, anchor_BAD, batch.roots_BA)
+        return self.emissions(states_BATD, anchor_BAD[..., : self.width], batch.roots_BA)
 
     @torch.no_grad()
     def metrics(self, batch: Batch) -> dict[str, float]:
@@ -161,13 +166,26 @@ class ParallelDrafter(DraftHead):
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Return the emissions at the newest hidden state; appends the text's new keys and values to `memory`."""
-        states_BKD, root_BA = self.input_states(context.new_states_KD[None]), context.root_1[None]
+        next_BK = context.new_tokens_K[None] if self.reads_tokens else None
+        states_BKD, root_BA = self.input_states(context.new_states_KD[None], next_BK), context.root_1[None]
         root_BAD, anchor_BAD = self.embedding(root_BA).to(self.dtype), context.newest(states_BKD)[..., : self.width]
         return self.emissions(self.body.step(states_BKD, root_BAD, memory, context), anchor_BAD, root_BA)
 
     def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
-        start_BAR = None if self.correction is None else self.correction.start(anchor_BAD, roots_BA)
+        if self.correction is None:
+            return Emissions(states_BATD, self.head)
+        start_BAR = self.correction.start(anchor_BAD, roots_BA, states_BATD)
         return Emissions(states_BATD, self.head, self.correction, start_BAR)
+
+
+def refuse_alignments(correction: LogitCorrection, tree: Any) -> None:
+    """Raise InputError for a tree with tokens in any frame where the correction is for frame k and draft token k."""
+    interprets_as = getattr(tree, "interprets_as", "tokens")
+    if correction.reads_frames and interprets_as != "tokens":
+        raise InputError(
+            f"drafter/correction: {type(correction).__name__} corrects frame k for draft token k, and "
+            f"{type(tree).__name__} reads frames as {interprets_as}; use drafter/tree=per_frame, or the gru one"
+        )
 
 
 def batch_of_contexts(contexts: Sequence[Context], states_LD: Tensor) -> Batch:

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from ctcdraft.errors import check_int
 from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer, zero
 from ctcdraft.nn.block_config import BlockConfig, RMSNorm
-from ctcdraft.nn.compiled_step import BodyArrays, compiled_fusion, compiled_step
+from ctcdraft.nn.compiled_body import AttentionArrays
+from ctcdraft.nn.compiled_step import compiled_fusion
 from ctcdraft.nn.rotary import Rotary
-from ctcdraft.nn.transformer import SlotBlock, TensorPair
+from ctcdraft.nn.slot_attention import SlotBlock
+from ctcdraft.nn.slot_bodies import SlotBody
+from ctcdraft.nn.transformer import TensorPair
 
 
-class AttentionBody(nn.Module):
+class AttentionBody(SlotBody):
     """The draft module of Wen et al. 2024 (section 3, Figure 1): T learned slots after an anchor, Llama-style blocks.
 
         text    h0  h1  h2  h3*          * the anchor: the newest hidden state of the base
@@ -34,10 +37,12 @@ class AttentionBody(nn.Module):
         root_input: add the projected embedding of the root; without it the body is exactly the paper's.
         causal: slots attend only to earlier slots instead of to all.
         like_base: rotary frequencies, head norms, biases and activation of the base's layers instead of plain Llama's.
-        own_text: add to each block's text a linear map (at first 0) of all hidden-state layers, normalised (DFlash).
+        own_text: add to each block's text a linear map (at first 0) of all hidden-state layers, normalised.
             E: the width of all layers together, the fused state first.
-        root_row: R = T + 1 rows, the first one the projected embedding of the root at its position (DFlash, DSpark).
+        root_row: R = T + 1 rows, the first one the projected embedding of the root at its position.
     """
+
+    make_arrays = AttentionArrays
 
     # The defaults are for older checkpoints, whose configs do not name these.
     def __init__(
@@ -68,12 +73,14 @@ class AttentionBody(nn.Module):
         all_layers, count = shape.state_layers * shape.width, blocks if own_text else 0
         self.own_text = nn.ModuleList([nn.Linear(all_layers, shape.width, bias=False) for _ in range(count)])
         zero(self.own_text)
-        self.arrays: BodyArrays | None = None  # see compiled_step
 
     def init_from_base(self, lm: Any) -> str:
         """Copy the base's last layer if outputs agree, and its final norm; return a description of what was done."""
         copied, description = init_from_base_layer(
-            self.block, self.shape, lambda x_BLD, ids_L: self.block.forward_text(x_BLD, self.rotary(ids_L)), lm
+            self.block,
+            self.shape,
+            lambda x_BLD, ids_L: self.block.forward_text(x_BLD, self.rotary(ids_L[None, None])),
+            lm,
         )
         # Further copies start with zero output, or the layer would be applied several times.
         for block in cast(list[Any], [*self.deeper] if copied else []):
@@ -82,63 +89,17 @@ class AttentionBody(nn.Module):
             zero(block.mlp.down)
         return f"{description}, final norm {'from the base' if copy_final_norm(self.norm, lm) else 'of ones'}"
 
-    def text_keys_values(self, states_BLE: Tensor, position_ids_BL: Tensor) -> list[TensorPair]:
-        """Return keys and values [B, G, L, d] of the text for every block; each depends on its own token alone."""
-        texts = self.texts(self.project(states_BLE[..., : self.shape.width]), states_BLE)
-        rotation = self.rotary(position_ids_BL[:, None])  # the same for all heads
-        return [block.keys_values(text_BLD, rotation) for block, text_BLD in texts]
-
-    def forward(
-        self,
-        anchor_BAD: Tensor,
-        root_BAD: Tensor,
-        anchors_BA: Tensor,
-        text: list[TensorPair],
-        visible_BAL: Tensor | None,
-    ) -> Tensor:
-        """Return hidden states_BATD of every frame, ready for the head.
-
-        Args:
-            anchor_BAD, root_BAD: the base's hidden states at the anchors, and embeddings of the roots.
-            anchors_BA: position ids of the anchors.
-            visible_BAL: the text that an anchor may see (None: all).
-        """
-        rows_BARD = self.first_rows(self.project(anchor_BAD), root_BAD)
-        steps_R = torch.arange(1, self.rows + 1, device=anchors_BA.device)
-        rotation = self.rotary(anchors_BA[..., None] + steps_R)
-        for block, keys_values in zip([self.block, *self.deeper], text, strict=True):
-            rows_BARD = block(rows_BARD, rotation, keys_values, visible_BAL)
-        return self.norm(rows_BARD[:, :, -self.frames :])
-
-    def step(self, states_BKE: Tensor, root_BAD: Tensor, memory: Any, context: Any) -> Tensor:
-        """Return hidden states_BATD for an anchor at the newest of the new states; B = A = 1.
-
-        memory: the cache of the text so far, to which the new states are appended. context: of the draft.
-
-            a b c | d e | s1 s2 s3        cached, new, slots: contiguous positions 0 .. 7
-        """
-        if not context.padded and (frames_BATD := compiled_step(self, states_BKE, root_BAD, memory)) is not None:
-            return frames_BATD
-        text_BKD = self.project(states_BKE[..., : self.shape.width])
-        new = memory.append(text_BKD.shape[1], text_BKD.device, self.rows, self.block.attention.causal, context.count_1)
-        rotation, seen_RM = new.rotation(self.rotary), new.seen_by_drafted()
-        mask_RM = self.block.attention.mask_of(seen_RM, text_BKD.dtype) if memory.fixed_shapes else seen_RM
-        rows_BRD = self.first_rows(context.newest(text_BKD), root_BAD)[:, 0]
-        for layer, (block, own_BKD) in enumerate(self.texts(text_BKD, states_BKE)):
-            rows_BRD = block.step(own_BKD, rows_BRD, rotation, memory, layer, mask_RM)
-        new.close()  # drops the slots' rows: the next draft has other slots there
-        return self.norm(rows_BRD[:, -self.frames :])[:, None]
+    def read_text(self, states_BLE: Tensor) -> Tensor:
+        return self.project(states_BLE[..., : self.shape.width])
 
     def texts(self, text_BLD: Tensor, states_BLE: Tensor) -> list[tuple[Any, Tensor]]:
-        """Return every block with the text that it sees, given the projected one that all share."""
-        blocks, width = [self.block, *self.deeper], self.shape.width
+        shared, width = super().texts(text_BLD, states_BLE), self.shape.width
         if not self.own_text:
-            return [(block, text_BLD) for block in blocks]
+            return shared
         normed_BLE = F.rms_norm(states_BLE.unflatten(-1, (-1, width)), (width,), eps=self.shape.epsilon).flatten(-2)
-        return list(zip(blocks, [text_BLD + own(normed_BLE) for own in self.own_text], strict=True))
+        return [(block, text_BLD + own(normed_BLE)) for (block, _), own in zip(shared, self.own_text, strict=True)]
 
-    def first_rows(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:
-        """Return the rows_BARD of the first block, given the projected states at the anchors."""
+    def first_rows(self, start_BAD: Any, root_BAD: Tensor) -> Tensor:
         if self.root_project is None:
             return start_BAD[:, :, None] + self.slots_TD
         if not self.root_row:  # then the root is input

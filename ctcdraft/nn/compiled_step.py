@@ -1,4 +1,5 @@
-"""The decoding step of an attention body and its head as machine code (numba), where that is possible and faster.
+"""Parts of a small head's decoding step as machine code (numba), where that is possible and faster; its body's is in
+compiled_body.py.
 
 Everywhere else (training, accelerators, large or unusual heads, no numba) the tensor operations run, which are the slow
 twin: a small head's weights are multiplied in less time than its sixty tensor operations take to be called.
@@ -54,86 +55,6 @@ class HeldWeights:
         values = self.contents()
         same = len(values) == len(self.values) and all(map(operator.is_, values, self.values))
         return same and [weight.data_ptr() for weight in self.weights] == self.addresses
-
-
-class BodyArrays:
-    """A body's weights as arrays, views that follow what is written to the weights in place."""
-
-    def __init__(self, body: Any) -> None:
-        self.held = HeldWeights(body)
-        blocks = [body.block, *body.deeper]
-        layers = [part for part in parts_of(body) if part.weight.ndim == 2]
-        weights = [body.slots_TD, *(part.weight for part in parts_of(body))]
-        shape = body.shape
-        is_plain = not body.root_row and not shape.qk_norm and not shape.qkv_bias and shape.activation == "silu"
-        # Other layouts would be compiled again, to slow code.
-        self.usable = is_plain and all(map(is_ready, weights)) and all(map(is_ready_linear, layers))
-        if self.usable:
-            self.fill(body, blocks)
-
-    def fill(self, body: Any, blocks: list[Any]) -> None:
-        def transposed(*layers: Any) -> list[Any]:
-            return [layer.weight.detach().T.numpy() for layer in layers]
-
-        def plain(weight: Tensor) -> Any:
-            return weight.detach().numpy()
-
-        self.blocks = []
-        for block in blocks:
-            attention, mlp = block.attention, block.mlp
-            arrays = [plain(block.attention_norm.weight)]
-            arrays += transposed(attention.query, attention.key, attention.value, attention.out)
-            arrays += [plain(block.mlp_norm.weight), *transposed(mlp.gate, mlp.up, mlp.down)]
-            self.blocks.append(step_kernels().BlockWeights(*arrays))
-        (self.project_DD,) = transposed(body.project)
-        self.norm_D, self.slots_TD = plain(body.norm.weight), plain(body.slots_TD)
-        self.root = self.norm_D, self.project_DD  # not used without a root
-        if body.root_project is not None:
-            self.root = plain(body.root_norm.weight), *transposed(body.root_project)
-        self.own_text = transposed(*body.own_text)
-        self.rotation = tuple(table_PE.numpy() for table_PE in body.rotary.tables(torch.device("cpu")))
-
-
-def parts_of(body: Any) -> list[Any]:
-    """Return the norms and linear layers of a body."""
-    parts = [body.norm, body.project, *body.own_text]
-    for block in [body.block, *body.deeper]:
-        attention, mlp = block.attention, block.mlp
-        parts += [block.attention_norm, attention.query, attention.key, attention.value, attention.out]
-        parts += [block.mlp_norm, mlp.gate, mlp.up, mlp.down]
-    return parts if body.root_project is None else [*parts, body.root_norm, body.root_project]
-
-
-def body_arrays(body: Any) -> BodyArrays | None:
-    """Return the arrays of a body whose step can be machine code, else None."""
-    if body.arrays is None or not body.arrays.held.are_current():
-        body.arrays = BodyArrays(body)
-    return body.arrays if body.arrays.usable else None
-
-
-def compiled_step(body: Any, states_BKE: Tensor, root_BAD: Tensor, memory: Any) -> Tensor | None:
-    """Return `AttentionBody.step` by machine code; None where that is not possible."""
-    rows, start = states_BKE.shape[1] + body.frames, memory.length
-    # The first step of a text allocates the cache, and has many rows.
-    if start + rows > memory.capacity or memory.buffers[0] is None or not takes_machine_code(states_BKE):
-        return None
-    if (arrays := body_arrays(body)) is None:
-        return None
-    kernels, epsilon = step_kernels(), body.shape.epsilon
-    states_KE = states_BKE[0].contiguous().numpy()
-    root_RD = root_BAD[0, : 1 if body.root_project is not None else 0].contiguous().numpy()
-    text_KD, slots_TD = kernels.start_slots(
-        states_KE, arrays.project_DD, root_RD, *arrays.root, arrays.slots_TD, epsilon
-    )
-    normed_KE = kernels.norm_layers(states_KE, text_KD.shape[1], epsilon) if arrays.own_text else states_KE
-    for layer, (weights, (keys, values)) in enumerate(zip(arrays.blocks, memory.layer_buffers, strict=True)):
-        cached = keys[0].numpy(), values[0].numpy()
-        causal, own_KD = body.block.attention.causal, text_KD
-        if arrays.own_text:
-            own_KD = text_KD + kernels.product(normed_KE, arrays.own_text[layer])
-        slots_TD = kernels.step_block(own_KD, slots_TD, weights, arrays.rotation, cached, start, causal, epsilon)
-    memory.crop(start + len(text_KD))
-    return torch.from_numpy(kernels.rms_norm(slots_TD, arrays.norm_D, epsilon))[None, None]
 
 
 def compiled_logits(head: Any, states_XD: Tensor) -> Tensor | None:

@@ -141,7 +141,8 @@ class Emissions:
             normaliser_Y11 = fused_linear_logsumexp(states_Y1D, lm_head.weight, lm_head.bias)[..., None]
         else:  # a window is one label with its frame and its prefix: other pairs are not needed
             table = restrict_rows(lm_head, self.correction.out.weight)
-            memories_Y1R = self.correction.memories_along(self.start_BAR, labels_BAS)[:, :, :-1].flatten(0, 2)[:, None]
+            memories_BASR = self.correction.memories_along(self.start_BAR, labels_BAS)[:, :, :-1]
+            memories_Y1R = self.correction.features(memories_BASR).flatten(0, 2)[:, None]
             token_logits_Y11 = token_logits_Y11 + token_logits(memories_Y1R, table, None, rows_Y1)
             normaliser_Y11 = pairwise_logsumexp(states_Y1D, memories_Y1R, table, lm_head.weight, lm_head.bias)
         return mask_absent_labels(token_logits_Y11 - normaliser_Y11, absent_Y1).view(labels_BAS.shape)

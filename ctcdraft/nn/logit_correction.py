@@ -66,20 +66,22 @@ class LogitCorrection(nn.Module):
     the first label.
     """
 
+    reads_frames = False  # whether it corrects frame k for draft token k alone, by the frame's own hidden state
+
     def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
         super().__init__()
         check_int(rank, "drafter.correction.rank")
         vocabulary, width = embedding.weight.shape
         self.embedding = embedding
-        self.norm = RMSNorm(width, eps=epsilon)
+        self.norm: Any = RMSNorm(width, eps=epsilon)
         self.out = nn.Linear(rank, vocabulary, bias=False)
         nn.init.zeros_(self.out.weight)
         self._table: CachedTable | None = None
         self._arrays: CachedArrays | None = None
 
     @abstractmethod
-    def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
-        """Return memory_XR at the root, given the hidden state at the anchor."""
+    def start(self, anchor_XD: Tensor, root_X: Tensor, frames_XTD: Tensor | None = None) -> Tensor:
+        """Return memory_XR at the root, given the hidden states at the anchor and of the frames."""
 
     @abstractmethod
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
@@ -93,9 +95,13 @@ class LogitCorrection(nn.Module):
     def input_projection(self) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of the projection of token embeddings."""
 
+    def features(self, memory_XR: Tensor) -> Tensor:
+        """Return what the output matrix is multiplied with."""
+        return memory_XR
+
     def forward(self, memory_XR: Tensor) -> Tensor:
         """Return the logits_XV to add."""
-        return self.out(memory_XR)
+        return self.out(self.features(memory_XR))
 
     def memories_along(self, start_XR: Tensor, labels_XS: Tensor) -> Tensor:
         """Return memories_XPR after the first 0, 1, .. S labels (P = S + 1); padding in labels_XS is -1."""
@@ -156,16 +162,31 @@ class LogitCorrection(nn.Module):
 
 
 class MarkovCorrection(LogitCorrection):
-    """A correction by the previous token alone: a low-rank matrix from tokens to tokens."""
+    """A correction by the previous token alone: a low-rank matrix from tokens to tokens.
 
-    def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
+    own_embedding: trained rows of `rank` numbers for all tokens (DSpark) instead of a projection of their embeddings.
+    """
+
+    def __init__(self, embedding: Any, rank: int, epsilon: float, own_embedding: bool = False) -> None:
         super().__init__(embedding, rank, epsilon)
-        self.enter = nn.Linear(embedding.weight.shape[1], rank, bias=False)
+        vocabulary, width = embedding.weight.shape
+        self.enter: Any = nn.Embedding(vocabulary, rank) if own_embedding else nn.Linear(width, rank, bias=False)
+        if own_embedding:
+            self.norm = nn.Identity()
+            nn.init.normal_(self.enter.weight, std=0.01)
 
     def input_projection(self) -> tuple[Tensor, Tensor | None]:
         return self.enter.weight, None
 
-    def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
+    def project_tokens(self, tokens_X: Tensor) -> Tensor:
+        return self.enter(tokens_X) if isinstance(self.enter, nn.Embedding) else super().project_tokens(tokens_X)
+
+    def projected_tokens(self) -> Tensor | None:
+        if not isinstance(self.enter, nn.Embedding):
+            return super().projected_tokens()
+        return self.enter.weight.detach() if self.is_cacheable(self.enter.weight) else None
+
+    def start(self, anchor_XD: Tensor, root_X: Tensor, frames_XTD: Tensor | None = None) -> Tensor:
         return self.project_tokens(root_X)
 
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
@@ -184,7 +205,7 @@ class GRUCorrection(LogitCorrection):
         self.first = nn.Linear(width, rank)
         self.cell = nn.GRUCell(width, rank)
 
-    def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
+    def start(self, anchor_XD: Tensor, root_X: Tensor, frames_XTD: Tensor | None = None) -> Tensor:
         if root_X.numel() == 1 and (arrays := self.arrays()) is not None:
             memory_XR = compiled_gru_start(self.first, arrays, anchor_XD, root_X)
             if memory_XR is not None:

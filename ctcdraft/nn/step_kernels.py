@@ -17,7 +17,7 @@ from ctcdraft.array_kernels import compiled, exponentiate, step_gru
 
 
 class BlockWeights(NamedTuple):
-    """Of a plain Llama block: no biases, no norms of heads, SiLU."""
+    """Of a Llama block without biases and with SiLU. The norms of heads are empty where there are none."""
 
     attention_norm_D: np.ndarray
     query_DQ: np.ndarray
@@ -28,6 +28,8 @@ class BlockWeights(NamedTuple):
     gate_DI: np.ndarray
     up_DI: np.ndarray
     down_ID: np.ndarray
+    query_norm_E: np.ndarray
+    key_norm_E: np.ndarray
 
 
 @compiled
@@ -66,15 +68,6 @@ def rms_norm(x_ND, weight_D, epsilon):
         for d in range(len(weight_D)):
             normed_ND[row, d] = x_ND[row, d] * scale * weight_D[d]
     return normed_ND
-
-
-@compiled
-def norm_layers(states_KE, width, epsilon):
-    """Normalise every hidden-state layer of a token by itself, without weights."""
-    normed_KE, ones_D = np.empty_like(states_KE), np.ones(width, np.float32)
-    for first in range(0, states_KE.shape[1], width):
-        normed_KE[:, first : first + width] = rms_norm(states_KE[:, first : first + width], ones_D, epsilon)
-    return normed_KE
 
 
 @compiled
@@ -122,30 +115,80 @@ def start_slots(states_KE, project_DD, root_RD, root_norm_D, root_project_DD, sl
 
 
 @compiled
-def step_block(text_KD, slots_TD, weights, rotation, cache, start, causal, epsilon):
+def start_block(states_KE, fc_ID, text_norm_D, root_1D, mask_D, rows, epsilon):
+    """Return the text_KD and the first rows_RD of `DFlashBody`."""
+    text_KD = rms_norm(product(states_KE[:, states_KE.shape[1] - len(fc_ID) :], fc_ID), text_norm_D, epsilon)
+    rows_RD = np.empty((rows, len(mask_D)), np.float32)
+    rows_RD[0] = root_1D[0]
+    rows_RD[1:] = mask_D
+    return text_KD, rows_RD
+
+
+@compiled
+def start_pairs(states_KE, fc_ID, mask_D, mask_state_1I, masks):
+    """Return the pairs of `PEagleBody`, of the new text and of the masks."""
+    inputs, width = fc_ID.shape
+    text, first = len(states_KE), states_KE.shape[1] - width
+    pairs_NE = np.empty((text + masks, 2 * width), np.float32)
+    pairs_NE[:text, :width] = states_KE[:, first:]
+    pairs_NE[:text, width:] = product(states_KE[:, first - inputs : first], fc_ID)
+    pairs_NE[text:, :width] = mask_D
+    pairs_NE[text:, width:] = product(mask_state_1I, fc_ID)[0]
+    return pairs_NE
+
+
+@compiled
+def norm_inputs(x_NE, weight_E, width, epsilon):
+    """Normalise each of the vectors of this width that are side by side."""
+    normed_NE = np.empty_like(x_NE)
+    for first in range(0, x_NE.shape[1], width):
+        one = slice(first, first + width)
+        normed_NE[:, one] = rms_norm(x_NE[:, one], weight_E[one], epsilon)
+    return normed_NE
+
+
+@compiled
+def norm_head(x_E, weight_E, epsilon):
+    """Normalise a head in place, where it has a norm."""
+    if len(weight_E):
+        squares = np.float32(0)
+        for e in range(len(x_E)):
+            squares += x_E[e] * x_E[e]
+        scale = np.float32(1 / sqrt(squares / len(x_E) + epsilon))
+        for e in range(len(x_E)):
+            x_E[e] *= scale * weight_E[e]
+
+
+@compiled
+def step_block(text_KD, slots_TD, weights, rotation, cache, start, causal, norm_text, epsilon):
     """Return the slots after `SlotBlock.step`. cache: keys and values [G, rows, E], written from row `start` on."""
-    text, slots = len(text_KD), len(slots_TD)
-    rows_ND = rms_norm(np.concatenate((text_KD, slots_TD)), weights.attention_norm_D, epsilon)
+    text, slots, width = len(text_KD), len(slots_TD), len(weights.mlp_norm_D)
+    normed_TD = norm_inputs(slots_TD, weights.attention_norm_D, width, epsilon)
+    if norm_text:
+        text_KD = norm_inputs(text_KD, weights.attention_norm_D, width, epsilon)
+    rows_ND = np.concatenate((text_KD, normed_TD))
     key_NG, value_NG = product(rows_ND, weights.key_DG), product(rows_ND, weights.value_DG)
-    groups, width = len(cache[0]), cache[0].shape[2]
+    groups, head_width = len(cache[0]), cache[0].shape[2]
     for row in range(text + slots):
         for group in range(groups):
-            own = slice(group * width, (group + 1) * width)
+            own = slice(group * head_width, (group + 1) * head_width)
             cos_E, sin_E = rotation[0][start + row], rotation[1][start + row]
+            norm_head(key_NG[row, own], weights.key_norm_E, epsilon)
             rotate(key_NG[row, own], cos_E, sin_E, cache[0][group, start + row])
             cache[1][group, start + row] = value_NG[row, own]
     query_TQ = product(rows_ND[text:], weights.query_DQ)
     mixed_TQ = np.zeros_like(query_TQ)
-    queries_per_group = query_TQ.shape[1] // width // groups
+    queries_per_group = query_TQ.shape[1] // head_width // groups
     for slot in range(slots):
         row = start + text + slot
         seen = row + 1 if causal else start + text + slots
-        for head in range(query_TQ.shape[1] // width):
-            own, group = slice(head * width, (head + 1) * width), head // queries_per_group
-            query_E = np.empty(width, np.float32)
+        for head in range(query_TQ.shape[1] // head_width):
+            own, group = slice(head * head_width, (head + 1) * head_width), head // queries_per_group
+            query_E = np.empty(head_width, np.float32)
+            norm_head(query_TQ[slot, own], weights.query_norm_E, epsilon)
             rotate(query_TQ[slot, own], rotation[0][row], rotation[1][row], query_E)
             attend(query_E, cache[0][group, :seen], cache[1][group, :seen], mixed_TQ[slot, own])
-    slots_TD = slots_TD.copy()
+    slots_TD = slots_TD[:, slots_TD.shape[1] - width :].copy()
     add_product(mixed_TQ, weights.out_QD, slots_TD)
     normed_TD = rms_norm(slots_TD, weights.mlp_norm_D, epsilon)
     gate_TI, up_TI = product(normed_TD, weights.gate_DI), product(normed_TD, weights.up_DI)

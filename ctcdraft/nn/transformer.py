@@ -1,6 +1,6 @@
-"""Llama-style blocks: of draft slots, T queries per anchor that attend to text and to each other; and of causal text.
+"""Llama-style blocks, and the one of causal text; that of draft slots is in slot_attention.py.
 
-Parameters of both blocks have the same names, by which nn/base_layer.py initialises them.
+Parameters of both have the same names, by which nn/base_layer.py initialises them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from ctcdraft.nn.block_config import ACTIVATIONS, BlockConfig, RMSNorm
@@ -32,10 +31,10 @@ class AttentionProjections(PackedLinears):
 
     def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
-        self.shape = shape
-        self.query = nn.Linear(shape.width, shape.heads * shape.head_width, bias=shape.qkv_bias)
-        self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
-        self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
+        self.shape, inputs = shape, shape.inputs * shape.width
+        self.query = nn.Linear(inputs, shape.heads * shape.head_width, bias=shape.qkv_bias)
+        self.key = nn.Linear(inputs, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
+        self.value = nn.Linear(inputs, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
         self.query_norm, self.key_norm = (optional_norm(shape.head_width, shape, shape.qk_norm) for _ in range(2))
 
@@ -93,60 +92,16 @@ class AttentionProjections(PackedLinears):
         return x_BLD.unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
 
 
-class SlotAttention(AttentionProjections):
-    """Attention of T slots per anchor to the text up to the anchor, and to each other.
+class NormOfEach(nn.Module):
+    """A norm of its own for each of several vectors side by side."""
 
-    Text never attends to slots, so its keys and values depend on the text alone: they are computed once per token and
-    kept. This is what makes training equal to decoding.
-    """
+    def __init__(self, width: int, epsilon: float, count: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([RMSNorm(width, eps=epsilon) for _ in range(count)])
 
-    def __init__(self, shape: BlockConfig, causal: bool) -> None:
-        super().__init__(shape)
-        self.causal = causal
-
-    def forward(self, slots_BATD: Tensor, rotation: TensorPair, text: TensorPair, visible_BAL: Tensor | None) -> Tensor:
-        """Return update_BATD. rotation: [B, A, T, d]; visible_BAL: the text that an anchor may see (None: all)."""
-        kv_heads, frames = self.shape.kv_heads, slots_BATD.shape[2]
-        query = rearrange(self.query(slots_BATD), "b a t (h d) -> b a h t d", h=self.shape.heads)
-        rotation = rotation[0][:, :, None], rotation[1][:, :, None]  # the same angles for every head
-        query = apply_rotary(self.query_norm(query), rotation) * self.shape.head_width**-0.5
-        query = rearrange(query, "b a (g r) t d -> b g a (r t) d", g=kv_heads)
-        own_key = rearrange(self.key(slots_BATD), "b a t (g d) -> b a g t d", g=kv_heads)
-        own_key = rearrange(apply_rotary(self.key_norm(own_key), rotation), "b a g t d -> b g a t d")
-        own_value = rearrange(self.value(slots_BATD), "b a t (g d) -> b g a t d", g=kv_heads)
-        text_keys, text_values = text
-
-        # All anchors in one product: a product per anchor would copy the text's keys and values for each of them.
-        rows = query.shape[2:4]
-        to_text = (query.flatten(2, 3) @ text_keys.transpose(-1, -2)).unflatten(2, rows)  # b g a (r t) l
-        if visible_BAL is not None:
-            to_text = to_text.masked_fill(~visible_BAL[:, None, :, None, :], -torch.inf)
-        to_slots = query @ own_key.transpose(-1, -2)  # b g a (r t) t
-        if self.causal:
-            later_TT = torch.ones(frames, frames, dtype=torch.bool, device=query.device).triu(1)
-            repeats = to_slots.shape[-2] // frames
-            to_slots = to_slots.masked_fill(later_TT.repeat(repeats, 1), -torch.inf)
-        at_least_float32 = torch.promote_types(query.dtype, torch.float32)
-        weights = torch.cat([to_text, to_slots], dim=-1).softmax(dim=-1, dtype=at_least_float32).to(query.dtype)
-        on_text, on_slots = weights.split([text_keys.shape[2], frames], dim=-1)
-        mixed = (on_text.flatten(2, 3) @ text_values).unflatten(2, rows) + on_slots @ own_value
-        return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))
-
-    def step(self, x_BND: Tensor, slots: int, rotation: Any, memory: Any, layer: int, seen_TM: Any) -> Tensor:
-        """Return `forward` for one anchor, B = 1, before the output projection, of the last T = `slots` rows; the
-        others are new text.
-
-        Args:
-            rotation: [N, d].
-            memory: the cache to which all N rows are appended; the caller drops the slots' rows.
-            seen_TM: which of its rows the slots see, in fixed shapes the `mask_of` these; None: all.
-        """
-        # Slots beside the text in one cache, so that one attention call covers both.
-        query, keys, values = self.attended(x_BND, slots, rotation, memory, layer)
-        if memory.fixed_shapes:
-            return self.attend(query, keys, values, seen_TM)
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen_TM, enable_gqa=True)
-        return mixed.transpose(1, 2).flatten(2)
+    def forward(self, x_XE: Tensor) -> Tensor:
+        parts = x_XE.chunk(len(self.norms), dim=-1)
+        return torch.cat([norm(part_XD) for norm, part_XD in zip(self.norms, parts, strict=True)], dim=-1)
 
 
 class GatedMLP(PackedLinears):
@@ -179,36 +134,6 @@ class LlamaBlock(nn.Module):
         self.attention: Any = attention
         self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
         self.mlp = GatedMLP(shape)
-
-
-class SlotBlock(LlamaBlock):
-    """One block for slots."""
-
-    def __init__(self, shape: BlockConfig, causal: bool) -> None:
-        super().__init__(shape, SlotAttention(shape, causal))
-
-    def keys_values(self, x_BLD: Tensor, rotation: TensorPair) -> TensorPair:
-        return self.attention.keys_values(self.attention_norm(x_BLD), rotation)
-
-    def forward(self, slots_BATD: Tensor, rotation: TensorPair, text: TensorPair, visible_BAL: Tensor | None) -> Tensor:
-        slots_BATD = slots_BATD + self.attention(self.attention_norm(slots_BATD), rotation, text, visible_BAL)
-        return slots_BATD + self.mlp(self.mlp_norm(slots_BATD))
-
-    def step(
-        self, text_BKD: Tensor, slots_BTD: Tensor, rotation: Any, memory: Any, layer: int, seen_TM: Tensor | None
-    ) -> Tensor:
-        """Return `forward` for one anchor, B = 1, the last of the new text rows; see SlotAttention.step."""
-        rows_BND = self.attention_norm(torch.cat([text_BKD, slots_BTD], dim=1))
-        mixed_BTD = self.attention.step(rows_BND, slots_BTD.shape[1], rotation, memory, layer, seen_TM)
-        slots_BTD = add_linear(slots_BTD, self.attention.out, mixed_BTD)
-        return add_linear(slots_BTD, self.mlp.down, self.mlp.inner(self.mlp_norm(slots_BTD)))
-
-    def forward_text(self, x_BLD: Tensor, rotation: TensorPair) -> Tensor:
-        """Return the output of the block as a decoder layer: every position is a slot after the text before it."""
-        length = x_BLD.shape[1]
-        before_BLL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).tril(-1)[None]
-        own = rotation[0][None, :, None], rotation[1][None, :, None]
-        return self(x_BLD[:, :, None], own, self.keys_values(x_BLD, rotation), before_BLL)[:, :, 0]
 
 
 class CausalAttention(AttentionProjections):

@@ -23,6 +23,12 @@ def describe_reading(objective: Objective, drafter: DraftHead, frames: int) -> s
             "not make; objective=eagle and eagle_ctc are for drafter=eagle"
         )
     refuse_incompatible(objective, frame_tree)
+    correction = getattr(drafter, "correction", None)
+    if supervises in ("alignments", "transductions") and getattr(correction, "reads_frames", False):
+        raise InputError(
+            f"the objective trains labels in any frame, but {type(correction).__name__} corrects frame k for label k; "
+            "use objective=cross_entropy or distill, or drafter/correction=gru"
+        )
     if supervises == "tokens" and frames > objective.labels and drafter.per_frame_weights:
         raise InputError(
             f"the objective trains frame k on label k, so {frames - objective.labels} of {frames} frames would "

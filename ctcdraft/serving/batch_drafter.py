@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.kv_cache import KVCache
-from ctcdraft.nn.compiled_step import compiled_step
+from ctcdraft.nn.compiled_body import compiled_step
 from ctcdraft.nn.transformer import TensorPair
 from ctcdraft.serving.chains import Chains
 from ctcdraft.serving.served_head import ServedHead
@@ -167,7 +167,7 @@ class BatchDrafter:
         """Return the frames [1, 1, T, D] of a single request on a CPU by machine code; None where not possible."""
         if not self.stored_S[slots_1L].all():
             return None
-        memory = cache_of_text(self.caches, slots_1L, self.head.drafter.frames)
+        memory = cache_of_text(self.caches, slots_1L, self.head.drafter.body.rows)
         return compiled_step(self.head.drafter.body, anchor_11E, root_11D, memory)
 
 
@@ -219,11 +219,11 @@ def read_texts(caches: Sequence[SlotCache], slots_QL: Tensor) -> list[TensorPair
     return [cache.read(rows_QGL) for cache in caches]
 
 
-def cache_of_text(caches: Sequence[SlotCache], slots_1L: Tensor, frames: int) -> KVCache:
-    """Return a cache with keys and values of one request's text before its anchor, and room for a draft behind it."""
+def cache_of_text(caches: Sequence[SlotCache], slots_1L: Tensor, rows: int) -> KVCache:
+    """Return a cache with keys and values of one request's text before its anchor, and room for so many rows behind."""
     text = read_texts(caches, slots_1L)
     length, (_, heads, _, width) = slots_1L.shape[1], text[0][0].shape
-    memory = KVCache(len(caches), length + frames)
+    memory = KVCache(len(caches), length + rows)
     keys, values = (text[0][0].new_empty(len(caches), 1, heads, memory.capacity, width) for _ in range(2))
     for number, (own_keys, own_values) in enumerate(text):
         keys[number, :, :, :length], values[number, :, :, :length] = own_keys, own_values

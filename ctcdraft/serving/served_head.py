@@ -53,7 +53,7 @@ def head_config(folder: Path) -> dict[str, Any]:
     if target != f"{ParallelDrafter.__module__}.{ParallelDrafter.__qualname__}":
         raise InputError(
             f"{target} is not served: only heads that compute all frames at once are (ctc, ctc_gru, transducer, "
-            "medusa, blockwise)"
+            "medusa, blockwise, dflash, dspark, domino)"
         )
     return values
 
@@ -92,6 +92,12 @@ def load_served_head(
                 )
         share_weights(base, embedding_VD[: base.vocabulary].detach(), head_VD[: base.vocabulary].detach())
     drafter: Any = load_published_drafter(folder, values, base, compared)
+    if drafter.reads_tokens:
+        raise InputError(
+            f"the head in {folder} reads the tokens of the text beside their hidden states "
+            f"({type(drafter.body).__name__}), which are not recorded in serving; serve dflash, dspark or another head "
+            "that reads hidden states alone"
+        )
     interprets_as = getattr(drafter.frame_tree, "interprets_as", None)
     if interprets_as not in CHAIN_SEARCHES:
         raise InputError(

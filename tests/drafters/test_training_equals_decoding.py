@@ -25,7 +25,10 @@ from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch, TransducerSearch
 from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
+from ctcdraft.nn.frame_correction import FrameGRUCorrection
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+from ctcdraft.nn.peagle_body import PEagleBody
+from ctcdraft.nn.slot_bodies import DFlashBody
 
 PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
 BODIES = {
@@ -36,10 +39,13 @@ BODIES = {
     "own text": partial(AttentionBody, root_input=True, causal=False, blocks=2, own_text=True),
     "root row": partial(AttentionBody, root_input=False, causal=False, blocks=2, root_row=True),
     "all of it": partial(AttentionBody, root_input=True, causal=True, blocks=2, own_text=True, root_row=True),
+    "dflash": partial(DFlashBody, blocks=2),
+    "dspark": partial(DFlashBody, blocks=2, root_predicts=True),
+    "peagle": partial(PEagleBody, blocks=3, like_base=True),
     "residual": partial(ResidualBody, blocks=2),
     "feed-forward": partial(FeedForwardBody, inner=None),
 }
-SEES_THE_ROOT = ("both ways", "causal", "two blocks", "own text", "root row", "all of it")
+SEES_THE_ROOT = set(BODIES) - {"as in the paper", "residual", "feed-forward"}
 HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
@@ -145,12 +151,20 @@ def test_auxiliary_layers_are_used_in_decoding_as_in_training(body):
     assert torch.equal(training_forward(tapped, drafter, text, [7]).logits(), plain)
 
 
-@pytest.mark.parametrize("correction", [MarkovCorrection, GRUCorrection])
+CORRECTIONS = {
+    "markov": partial(MarkovCorrection, rank=8),
+    "own embedding": partial(MarkovCorrection, rank=8, own_embedding=True),
+    "gru": partial(GRUCorrection, rank=8),
+    "frame gru": partial(FrameGRUCorrection, rank=8, memory=6, uncorrected=1),
+}
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
 @torch.inference_mode()
 def test_a_correction_starts_where_training_starts_it(correction):
     """Its memory at the root is equal at every step; from there on both run the same code."""
     base = random_base()
-    drafter = block_drafter(base, correction=partial(correction, rank=8))
+    drafter = block_drafter(base, paths=PerFrameTree(None), correction=CORRECTIONS[correction])
     response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(response)])
     recorder = RecordingDrafter(drafter, text)

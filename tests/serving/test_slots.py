@@ -6,23 +6,41 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.drafter_cases import spread_weights
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import compose_config
 from ctcdraft.config.published_head import load_published_drafter, read_head_config
+from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.tree_policy import AcceptanceModel
+from ctcdraft.drafters.trees.per_frame import PerFrameTree
+from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.serving import batch_drafter
+from ctcdraft.serving import batch_drafter, served_head
 from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch, SlotCache
+from ctcdraft.serving.chains import frame_chains
 from ctcdraft.serving.served_head import ServedHead
 
 TINY = Path(__file__).parents[2] / "data" / "tiny"
 SLOTS, BLOCKS = 4, 40  # slots of a block, blocks
 
 
-@pytest.fixture(scope="module")
-def head():
-    values = read_head_config(TINY / "head")
+def domino(base):
+    """Return a head with random weights, of DFlash's body and a correction by the frames' hidden states."""
+    sizes = ("drafter.frames=5", "drafter.body.blocks=2", "drafter.correction.rank=16", "drafter.correction.memory=24")
+    torch.manual_seed(0)
+    drafter = build_drafter(compose_config("train", "drafter=domino", *sizes).drafter, base)
+    spread_weights(drafter)
+    return drafter.for_inference(base)
+
+
+@pytest.fixture(scope="module", params=["shipped", "domino"])
+def head(request):
     base = load_base(str(TINY / "base"), "float32", "cpu", name="tiny", aux_layers=["last", 4, 11])
-    drafter = load_published_drafter(TINY / "head", values, base)
+    if request.param == "domino":
+        drafter = domino(base)
+    else:
+        drafter = load_published_drafter(TINY / "head", read_head_config(TINY / "head"), base)
 
     def frames(logits_QTC, depth, stops_S, correction, memory_QR):
         return logits_QTC.flatten(1), memory_QR  # what a search would get
@@ -170,6 +188,33 @@ def test_rows_are_found_in_every_memory_layout(order):
     read_keys, read_values = one.read(one.row_ids(slots_L[None]))
     assert torch.equal(read_keys[0], keys)
     assert torch.equal(read_values[0], values)
+
+
+@torch.inference_mode()
+def test_chains_of_frames_are_what_the_head_drafts_itself():
+    base = load_base(str(TINY / "base"), "float32", "cpu", name="tiny", aux_layers=["last", 4, 11])
+    with torch.inference_mode(False):
+        drafter = domino(base)
+    states_LE, tokens_L = torch.randn(6, 3 * drafter.width), torch.arange(20, 27)
+    context = Context(tokens_L, states_LE, 40, 6)
+    drafter.frame_tree = PerFrameTree(1)
+    own, _ = drafter.draft(context, None, torch.Generator())
+    served = BatchDrafter(ServedHead(drafter, frame_chains, AcceptanceModel(), [0, 1, 2], 2048))
+    shape = drafter.body.shape
+    served.bind([torch.zeros(8, shape.kv_heads, SLOTS, 2 * shape.head_width) for _ in range(2)])
+    served.record(states_LE.chunk(3, dim=-1), torch.arange(6), torch.arange(4, 10))
+    last = torch.tensor([5])
+    tokens_QK, _ = served.draft(DraftBatch(last, last, tokens_L[-1:], torch.tensor([[1, 2]]), 6), 5)
+    assert tokens_QK[0].tolist() == own.tokens_N[1:].tolist()
+
+
+def test_a_head_that_reads_tokens_is_refused(monkeypatch):
+    base = load_base(str(TINY / "base"), "float32", "cpu", name="tiny", aux_layers=["last", 4, 11])
+    peagle = build_drafter(compose_config("train", "drafter=peagle").drafter, base)
+    monkeypatch.setattr(served_head, "load_published_drafter", lambda *unused: peagle)
+    values = read_head_config(TINY / "head")
+    with pytest.raises(InputError, match=r"reads the tokens of the text .* \(PEagleBody\), which are not recorded"):
+        served_head.load_served_head(TINY / "head", values, str(TINY / "base"), None, print)
 
 
 def test_warming_up_leaves_nothing_behind(head):

@@ -20,8 +20,11 @@ from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch, TransducerSearch
 from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
 from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
+from ctcdraft.nn.frame_correction import FrameGRUCorrection
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+from ctcdraft.nn.peagle_body import PEagleBody
+from ctcdraft.nn.slot_bodies import DFlashBody
 from ctcdraft.objectives.base import WeightedSum
 from ctcdraft.objectives.compatibility import describe_reading
 from ctcdraft.objectives.cross_entropy import CrossEntropy
@@ -34,6 +37,8 @@ from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
 BODIES = {
     "attention": partial(AttentionBody, root_input=True, causal=False),
     "two blocks": partial(AttentionBody, root_input=True, causal=False, blocks=2),
+    "dflash": partial(DFlashBody, blocks=2),
+    "peagle": partial(PEagleBody, blocks=2, like_base=True),
     "residual": partial(ResidualBody, blocks=1),
     "feed-forward": partial(FeedForwardBody, inner=None),
 }
@@ -58,6 +63,11 @@ CELLS += [
     for body in BODIES if body != "attention"
     for objective in OBJECTIVES if "transducer" not in objective
 ]  # fmt: skip
+OF_TOKENS = {
+    "own_embedding": partial(MarkovCorrection, rank=8, own_embedding=True),
+    "frame_gru": partial(FrameGRUCorrection, rank=8, memory=6, uncorrected=1),
+}
+CELLS += [("dflash", objective, correction) for objective in ("cross_entropy", "distill") for correction in OF_TOKENS]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +79,7 @@ def base():
 def test_every_parameter_trains_and_decoding_stays_lossless(base, tmp_path, body, objective, correction):
     objective = OBJECTIVES[objective]
     paths, frames = READ[objective.supervises]
-    drafter = block_head(base, BODIES[body], paths, CORRECTIONS[correction], frames)
+    drafter = block_head(base, BODIES[body], paths, {**CORRECTIONS, **OF_TOKENS}[correction], frames)
     run = RunDirectory(tmp_path)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = make_trainer(run, base, steps=30, drafter=drafter, objective=objective, learning_rate=1e-2)
