@@ -44,6 +44,7 @@ class BlockConfig:
     qkv_bias: bool = False  # biases of queries, keys and values (Qwen2)
     activation: str = "silu"  # of ACTIVATIONS
     state_layers: int = 1  # hidden-state layers of the base per token of the text
+    inputs: int = 1  # vectors of this width side by side that the attention reads: two in EAGLE-3
 
     @classmethod
     def of(cls, config: Any, context_length: int) -> Self:

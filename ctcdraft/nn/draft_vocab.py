@@ -17,9 +17,12 @@ from ctcdraft.errors import InputError, check_int
 
 
 class DraftVocabHead(nn.Module):
-    """`count` rows of an lm_head: the first ones until `set_tokens` selects others."""
+    """`count` rows of an lm_head: the first ones until `set_tokens` selects others.
 
-    def __init__(self, lm_head: Any, count: int) -> None:
+    trained: its weights are parameters, which begin as these rows. with_bias: then also a bias, zeros if there is none.
+    """
+
+    def __init__(self, lm_head: Any, count: int, trained: bool = False, with_bias: bool = False) -> None:
         super().__init__()
         size = len(lm_head.weight)
         if check_int(count, "drafter.vocabulary") > size:
@@ -27,17 +30,28 @@ class DraftVocabHead(nn.Module):
         self.all = lm_head
         self.words_N: Tensor
         self.register_buffer("words_N", torch.arange(count, device=lm_head.weight.device))
+        self.trained = trained
+        self.weight, self.bias = own_parameters(*self.rows(), with_bias) if trained else self.rows()
         self.refresh()
 
     def set_tokens(self, tokens_N: Tensor) -> None:
         """Select these tokens, ids in ascending order."""
         self.words_N.copy_(tokens_N)
+        if self.trained:  # in place: an optimizer may have the parameters already
+            for own, rows in zip((self.weight, self.bias), self.rows(), strict=True):
+                if rows is not None:
+                    own.data.copy_(rows)
         self.refresh()
 
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Return the selected rows, contiguous for products, and their biases."""
+        bias_V = getattr(self.all, "bias", None)
+        return self.all.weight[self.words_N], None if bias_V is None else bias_V[self.words_N]
+
     def refresh(self) -> None:
-        """Copy the selected rows, contiguous for products; to be called after words_N was written to."""
-        self.weight = self.all.weight[self.words_N]
-        self.bias = None if getattr(self.all, "bias", None) is None else self.all.bias[self.words_N]
+        """Recompute what follows from words_N; to be called after it was written to."""
+        if not self.trained:
+            self.weight, self.bias = self.rows()
         self.row_of_token_V = torch.full((len(self.all.weight),), -1, device=self.words_N.device)
         self.row_of_token_V[self.words_N] = torch.arange(len(self.words_N), device=self.words_N.device)
 
@@ -46,6 +60,25 @@ class DraftVocabHead(nn.Module):
         logits_XN = nn.functional.linear(states_XD, self.weight, self.bias)
         logits_XV = logits_XN.new_full((*logits_XN.shape[:-1], len(self.row_of_token_V)), -torch.inf)
         return logits_XV.index_copy(-1, self.words_N, logits_XN)
+
+
+def own_parameters(weight_VD: Tensor, bias_V: Tensor | None, with_bias: bool) -> tuple[Any, Any]:
+    """Return a copy of a weight and a bias as parameters: in float32, as bfloat16 would round most updates away."""
+    if bias_V is None and with_bias:
+        bias_V = torch.zeros_like(weight_VD[:, 0])
+    return tuple(None if x is None else nn.Parameter(x.detach().to(torch.float32, copy=True)) for x in (weight_VD, bias_V))
+
+
+def draft_lm_head(lm_head: Any, vocabulary: int | None, trained: bool, with_bias: bool = False) -> Any:
+    """Return the lm_head of a draft head: the base's or a copy that is trained, for all tokens or a draft vocabulary."""
+    if vocabulary is not None:
+        return DraftVocabHead(lm_head, vocabulary, trained, with_bias)
+    if not trained:
+        return lm_head
+    vocabulary, width = lm_head.weight.shape
+    own = nn.Linear(width, vocabulary, bias=False, device="meta")  # no random numbers are drawn
+    own.weight, own.bias = own_parameters(lm_head.weight, getattr(lm_head, "bias", None), with_bias)
+    return own
 
 
 def most_frequent_tokens(counts_V: Tensor, count: int, always: Collection[int]) -> Tensor:

@@ -222,6 +222,10 @@ class TokenEmissions(Emissions):
 
     own: Any = None  # the head that these hidden states belong to
 
+    @property
+    def has_draft_vocab(self) -> bool:
+        return isinstance(self.own.words, DraftVocabHead)
+
     def logits(self) -> Tensor:
         return self.own(self.states_BATD)
 
@@ -233,7 +237,10 @@ class TokenEmissions(Emissions):
         )
 
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
-        return Emissions(self.states_BATD, self.own).label_log_probs(labels_BAS)
+        return self._of_own().label_log_probs(labels_BAS)
 
     def map_label_frames(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
-        return Emissions(self.states_BATD, self.own).map_label_frames(measure, labels_BAS, *more_BA)
+        return self._of_own().map_label_frames(measure, labels_BAS, *more_BA)
+
+    def _of_own(self) -> Emissions:
+        return Emissions(self.states_BATD, self.own, self.correction, self.start_BAR)

@@ -32,10 +32,10 @@ class AttentionProjections(PackedLinears):
 
     def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
-        self.shape = shape
-        self.query = nn.Linear(shape.width, shape.heads * shape.head_width, bias=shape.qkv_bias)
-        self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
-        self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
+        self.shape, inputs = shape, shape.inputs * shape.width
+        self.query = nn.Linear(inputs, shape.heads * shape.head_width, bias=shape.qkv_bias)
+        self.key = nn.Linear(inputs, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
+        self.value = nn.Linear(inputs, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
         self.query_norm, self.key_norm = (optional_norm(shape.head_width, shape, shape.qk_norm) for _ in range(2))
 
@@ -245,5 +245,6 @@ class CausalBlock(LlamaBlock):
         """
         fixed_shapes = cache is not None and cache.fixed_shapes
         rotation = self.rotary.at(position_ids) if fixed_shapes else self.rotary(position_ids[..., None, :])
-        x_BLD = x_BLD + self.attention.out(self.attention(self.attention_norm(x_BLD), rotation, cache, seen))
+        mixed_BLE = self.attention(self.attention_norm(x_BLD), rotation, cache, seen)
+        x_BLD = x_BLD[..., -self.attention.shape.width :] + self.attention.out(mixed_BLE)  # the last of its inputs
         return add_linear(x_BLD, self.mlp.down, self.mlp.inner(self.mlp_norm(x_BLD)))

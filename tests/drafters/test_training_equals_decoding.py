@@ -82,7 +82,7 @@ def training_forward(base, drafter, tokens, anchors, shift=0):
     """Run the training forward over the finished text, with the root moved by `shift`."""
     anchors_BA = torch.tensor(anchors)[None]
     roots_BA = tokens[anchors_BA + 1 + shift]
-    labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
+    labels_BAS = torch.zeros(1, len(anchors), drafter.frames, dtype=torch.int64)
     states_BLD = base.hidden_states(tokens[None], torch.ones_like(tokens)[None])
     position_ids_BL = torch.arange(len(tokens))[None]
     batch = Batch(
