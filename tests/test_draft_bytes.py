@@ -7,7 +7,9 @@ from training_parts import ctc_head
 
 from benchmarks.drafter_cases import random_drafter
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.eagle3 import Eagle3
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.models.meta import build_meta_base
 from ctcdraft.models.stats import DraftBytes
 from ctcdraft.planning.training import describe_draft_bytes
@@ -61,6 +63,18 @@ def test_a_gru_and_a_draft_vocabulary_by_hand():
     small.head = type(small.head)(base.head, base.width, vocabulary=61)
     fewer = DraftBytes.of(small, base)
     assert (fewer.vocabulary, fewer.body, fewer.base) == (4 * 61 * 32, plain.body, plain.base)
+
+
+@pytest.mark.parametrize("vocabulary", [None, 61])
+def test_an_lm_head_of_its_own_replaces_that_of_the_base(vocabulary):
+    base = random_base()
+    own, shared = (DraftBytes.of(eagle3_head(base, vocabulary, own_head), base) for own_head in (True, False))
+    assert own == shared
+    assert own.vocabulary == 4 * (vocabulary or 261) * 32
+
+
+def eagle3_head(base, vocabulary, own_head):
+    return Eagle3(base, 3, DynamicTree(3, 4), vocabulary, own_head, False, False, True)
 
 
 def test_a_tied_lm_head_counts_once_and_quantised_bytes_are_given():

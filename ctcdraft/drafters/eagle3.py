@@ -164,8 +164,8 @@ class Eagle3(FeedbackDrafter):
         self.norm = RMSNorm(base.width, eps=config.epsilon)
         self.to(base.device)
         self.feed_normed = feed_normed
-        self.head = TokenHead(base.head)  # of the base: distributions to learn from
-        self.own = TokenHead(draft_lm_head(base.head, vocabulary, trained=own_head))
+        self.teacher = TokenHead(base.head)  # of the base: distributions to learn from
+        self.head = TokenHead(draft_lm_head(base.head, vocabulary, trained=own_head))
         self.embedding = base.embedding
         self.initialised = f"{self.block.init_from_base(config, base.lm)}, final norm "
         self.initialised += "from the base" if copy_final_norm(self.norm, base.lm) else "of ones"
@@ -176,7 +176,7 @@ class Eagle3(FeedbackDrafter):
         later_BATD = self.embedding(teacher_forced_tokens(batch, frames)[:, :, 1:]).to(self.dtype)
         feed = self.norm if self.feed_normed else nn.Identity()
         outputs_BATD = self.block.unroll(pairs_BLE, batch.position_ids_BL, batch.anchors_BA, later_BATD, feed)
-        return TokenEmissions(self.norm(outputs_BATD), self.head, own=self.own)
+        return TokenEmissions(self.norm(outputs_BATD), self.teacher, own=self.head)
 
     def input_states(self, states_BLD: Tensor) -> Tensor:
         if self.state_columns is not None:
@@ -188,4 +188,4 @@ class Eagle3(FeedbackDrafter):
         return self.norm(outputs_BLD) if self.feed_normed else outputs_BLD
 
     def logits(self, outputs_XD: Tensor) -> Tensor:
-        return self.own(outputs_XD if self.feed_normed else self.norm(outputs_XD))
+        return self.head(outputs_XD if self.feed_normed else self.norm(outputs_XD))
