@@ -14,7 +14,7 @@ from ctcdraft.objectives import eagle as eagle_objectives
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.distillation import Distill, kl
 
-KINDS = ("hydra", "hydra++", "eagle", "eagle3", "eagle3.1", "draft_model", "draft_model_gpt2")
+KINDS = ("hydra", "hydra++", "hydra_own", "eagle", "eagle3", "eagle3.1", "draft_model", "draft_model_gpt2")
 
 
 def saved_lm(folder, kind="llama", seed=7, tokenizer=lambda: tiny_tokenizer(), **changes):
@@ -41,6 +41,9 @@ def make_sequential_drafter(kind, base, folder, frames=4, tree=None):
 MAKERS = {
     "hydra": lambda base, frames, tree: Hydra(base, frames, layers=1, prefix_layer=False, tree=tree),
     "hydra++": lambda base, frames, tree: Hydra(base, frames, layers=4, prefix_layer=True, tree=tree),
+    "hydra_own": lambda base, frames, tree: Hydra(
+        base, frames, layers=2, prefix_layer=True, tree=tree, own_heads=True, prefix_norm=True
+    ),
     "eagle": Eagle,
     "eagle3": lambda base, frames, tree: Eagle3(base, frames, tree, None, True, False, False, False),
     "eagle3.1": lambda base, frames, tree: Eagle3(base, frames, tree, None, True, True, True, True),
@@ -49,6 +52,7 @@ MAKERS = {
 SEQUENTIAL_CASES = {  # (base, folder) -> drafter, and an objective that trains it
     "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
     "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
+    "hydra_own": (lambda base, folder: make_sequential_drafter("hydra_own", base, folder, 3), CrossEntropy(3, 0.8)),
     "eagle": (
         lambda base, folder: make_sequential_drafter("eagle", base, folder, 3),
         eagle_objectives.Eagle(1, 1.0, 0.1),

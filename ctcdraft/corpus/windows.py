@@ -66,7 +66,7 @@ def valid_anchors(mask_BL: Tensor) -> Tensor:
 def sample_anchors(mask_BL: Tensor, anchors: int | None, random_BL: Tensor) -> Tensor:
     """Return anchors_BA: up to `anchors` valid positions per row, without replacement, in the order of random numbers.
 
-    None: all of them. Rows with fewer valid positions are filled with position L - 1, which `label_windows` gives length 0.
+    Rows with fewer valid positions are filled with position L - 1, which `label_windows` gives length 0. None: all.
     """
     valid_BL = valid_anchors(mask_BL)
     if anchors is None:

@@ -74,7 +74,9 @@ class FeedbackDrafter(SequentialDrafter):
         new = memory.append(tokens_BL.shape[1], tokens_BL.device, count_1=context.count_1)
         outputs_BLD = self.outputs(self.pairs(tokens_BL, states_BLD), new.position_ids_N, memory, new.seen_by_text())
         new.close()
-        return FeedbackStepFunction(self, memory, context.newest(outputs_BLD)[0], LevelAttention(memory, tokens_BL.device))
+        return FeedbackStepFunction(
+            self, memory, context.newest(outputs_BLD)[0], LevelAttention(memory, tokens_BL.device)
+        )
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A frozen lm_head restricted to a draft vocabulary: the tokens that are most frequent in a corpus.
+"""lm_heads of draft heads: trained copies of the base's, and restrictions to the most frequent tokens of a corpus.
 
 A draft head reads V rows of weights for tokens of which most are hardly ever drafted; the rows of the N most frequent
 ones suffice (Zhao et al. 2025, "FR-Spec"). Class ids do not change: tokens outside the draft vocabulary have
@@ -8,7 +8,7 @@ probability 0, so trees, searches and verification are unaffected, and labels am
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,9 @@ def own_parameters(weight_VD: Tensor, bias_V: Tensor | None, with_bias: bool) ->
     """Return a copy of a weight and a bias as parameters: in float32, as bfloat16 would round most updates away."""
     if bias_V is None and with_bias:
         bias_V = torch.zeros_like(weight_VD[:, 0])
-    return tuple(None if x is None else nn.Parameter(x.detach().to(torch.float32, copy=True)) for x in (weight_VD, bias_V))
+    return tuple(
+        None if x is None else nn.Parameter(x.detach().to(torch.float32, copy=True)) for x in (weight_VD, bias_V)
+    )
 
 
 def draft_lm_head(lm_head: Any, vocabulary: int | None, trained: bool, with_bias: bool = False) -> Any:
@@ -79,6 +81,43 @@ def draft_lm_head(lm_head: Any, vocabulary: int | None, trained: bool, with_bias
     own = nn.Linear(width, vocabulary, bias=False, device="meta")  # no random numbers are drawn
     own.weight, own.bias = own_parameters(lm_head.weight, getattr(lm_head, "bias", None), with_bias)
     return own
+
+
+class FrameHeads(nn.Module):
+    """An lm_head for each frame, which begins as the base's and is trained: of Medusa and Hydra.
+
+    with_blank: the logits have a column for the blank, of probability zero, as trees of frames expect.
+    """
+
+    def __init__(
+        self, lm_head: Any, frames: int, vocabulary: int | None, with_bias: bool = False, with_blank: bool = False
+    ) -> None:
+        super().__init__()
+        heads = [draft_lm_head(lm_head, vocabulary, trained=True, with_bias=with_bias) for _ in range(frames)]
+        self.frames = nn.ModuleList(heads)
+        self.blank: int = lm_head.weight.shape[0]
+        self.with_blank = with_blank
+
+    @property
+    def words(self) -> Self:
+        """The lm_head of all frames, which has no rows that serve them all."""
+        return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.of_frame(0).weight.dtype
+
+    def of_frame(self, frame: int) -> Any:
+        return self.frames[frame]
+
+    def token_logits(self, states_XTD: Tensor) -> Tensor:
+        """Return logits_XTV of the first T frames."""
+        states = enumerate(states_XTD.unbind(dim=-2))
+        return torch.stack([self.of_frame(frame)(states_XD.to(self.dtype)) for frame, states_XD in states], dim=-2)
+
+    def forward(self, states_XTD: Tensor) -> Tensor:
+        logits_XTV = self.token_logits(states_XTD)
+        return nn.functional.pad(logits_XTV, (0, 1), value=-torch.inf) if self.with_blank else logits_XTV
 
 
 def most_frequent_tokens(counts_V: Tensor, count: int, always: Collection[int]) -> Tensor:

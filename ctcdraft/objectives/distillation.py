@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ctcdraft.batch import Batch
-from ctcdraft.nn.heads import Emissions
+from ctcdraft.nn.draft_vocab import DraftVocabHead
+from ctcdraft.nn.heads import Emissions, TokenEmissions
 from ctcdraft.nn.masks import gather_following
 from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask, share_left_out
 
@@ -34,7 +35,8 @@ class Distill(DecayedObjective):
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
-        frames_restrict = getattr(emissions, "has_draft_vocab", False)
+        own = emissions.own.modules() if isinstance(emissions, TokenEmissions) else ()
+        frames_restrict = any(isinstance(part, DraftVocabHead) for part in own)
         width = emissions.head.words.weight.shape[1]  # of the base; of several layers the last one comes first
 
         def label_distance(log_probs_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class BatchDrafter:
         self.caches: list[SlotCache] = []
         self.pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self.pending_tokens = 0
-        device = head.drafter.head.blank_D.device
+        device = next(head.drafter.head.parameters()).device
         self.stops_S = torch.tensor(head.drafter.stops, dtype=torch.int64, device=device)
         if hasattr(head.drafter.body, "rotary"):
             head.drafter.body.rotary.tables(device)  # allocated now, before the engine measures its memory
