@@ -1,6 +1,6 @@
 """EAGLE: one autoregressive layer that predicts the base's next hidden states (Li et al. 2024).
 
-`FeedbackDrafter` is what EAGLE and EAGLE-3 share: one decoder layer over pairs of a token and the hidden state before it.
+`FeedbackDrafter` is what EAGLE and EAGLE-3 share, one decoder layer over pairs of a token and the hidden state before:
 
     position        t                 t + 1               t + 2
     in          h[t], x[t+1]     f[t], x[t+2]        f[t+1], x[t+3]       x[t+1] the root, then draft tokens

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctcdraft.batch import Batch
@@ -75,11 +76,10 @@ class PairBlock(CausalBlock):
         """
         attention, rotation = self.attention, self.rotary(position_ids_BL[:, None])
         normed_BLE = self.attention_norm(pairs_BLE)
-        text = attention.keys_values(normed_BLE, rotation)
+        query, text = attention.queries(normed_BLE, rotation), attention.keys_values(normed_BLE, rotation)
         seen = packed_causal_mask(position_ids_BL)
-        mixed = nn.functional.scaled_dot_product_attention(
-            attention.queries(normed_BLE, rotation), *text, seen, is_causal=seen is None, enable_gqa=True
-        )
+        # Without a mask the fastest kernels run.
+        mixed = F.scaled_dot_product_attention(query, text[0], text[1], seen, is_causal=seen is None, enable_gqa=True)
         width = self.attention.shape.width
         rows_BLD = self.add(pairs_BLE[..., -width:], mixed.transpose(1, 2).flatten(2))
         outputs = [rows_BLD.gather(1, anchors_BA[..., None].expand(-1, -1, width))]
@@ -87,7 +87,7 @@ class PairBlock(CausalBlock):
         position_ids_BA, own = position_ids_BL.gather(1, anchors_BA), []
         for step, embedding_BAD in enumerate(later_BATD.unbind(dim=2), start=1):
             pair_BAE = torch.cat([embedding_BAD, feed(outputs[-1])], dim=-1)
-            # Near the end of a text of the full context, where labels are missing and nothing is trained, positions end.
+            # There are none behind the full context; labels are missing there, too, so that nothing is trained.
             rotation = self.rotary((position_ids_BA + step).clamp(max=self.rotary.positions - 1)[:, None])
             normed_BAE = self.attention_norm(pair_BAE)
             own.append(attention.keys_values(normed_BAE, rotation))

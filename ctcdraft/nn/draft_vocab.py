@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ctcdraft.errors import InputError, check_int
+from ctcdraft.nn.base_layer import dequantized_weight
 
 
 class DraftVocabHead(nn.Module):
@@ -31,6 +32,8 @@ class DraftVocabHead(nn.Module):
         self.words_N: Tensor
         self.register_buffer("words_N", torch.arange(count, device=lm_head.weight.device))
         self.trained = trained
+        self.weight: Any
+        self.bias: Any
         self.weight, self.bias = own_parameters(*self.rows(), with_bias) if trained else self.rows()
         self.refresh()
 
@@ -64,15 +67,14 @@ class DraftVocabHead(nn.Module):
 
 def own_parameters(weight_VD: Tensor, bias_V: Tensor | None, with_bias: bool) -> tuple[Any, Any]:
     """Return a copy of a weight and a bias as parameters: in float32, as bfloat16 would round most updates away."""
-    if bias_V is None and with_bias:
-        bias_V = torch.zeros_like(weight_VD[:, 0])
-    return tuple(
-        None if x is None else nn.Parameter(x.detach().to(torch.float32, copy=True)) for x in (weight_VD, bias_V)
-    )
+    weight_VD = dequantized_weight(weight_VD.detach()).to(torch.float32, copy=True)
+    if bias_V is None:
+        return nn.Parameter(weight_VD), nn.Parameter(torch.zeros_like(weight_VD[:, 0])) if with_bias else None
+    return nn.Parameter(weight_VD), nn.Parameter(bias_V.detach().to(torch.float32, copy=True))
 
 
 def draft_lm_head(lm_head: Any, vocabulary: int | None, trained: bool, with_bias: bool = False) -> Any:
-    """Return the lm_head of a draft head: the base's or a copy that is trained, for all tokens or a draft vocabulary."""
+    """Return the lm_head of a draft head: the base's or a trained copy, for all tokens or a draft vocabulary."""
     if vocabulary is not None:
         return DraftVocabHead(lm_head, vocabulary, trained, with_bias)
     if not trained:

@@ -1,6 +1,8 @@
-"""EAGLE, EAGLE-3, Medusa and Hydra against their reference implementations, whose weights and outputs are stored."""
+"""Medusa, Hydra, EAGLE and EAGLE-3 against their reference implementations, whose weights and outputs are stored."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 import torch
@@ -11,10 +13,17 @@ from ctcdraft.batch import Batch
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.eagle import Eagle
 from ctcdraft.drafters.eagle3 import Eagle3
+from ctcdraft.drafters.hydra import Hydra
+from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.dynamic import DynamicTree
+from ctcdraft.drafters.trees.per_frame import StaticPerFrameTree
+from ctcdraft.drafters.trees.static import StaticTree
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.nn.bodies import ResidualBody
 
 WIDTH, FRAMES = 8, 3
+CHOICES = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]]
+MEDUSA_BODY = partial(ResidualBody, blocks=1)
 LAYER = {
     "self_attn.q_proj": "attention.query", "self_attn.k_proj": "attention.key", "self_attn.v_proj": "attention.value",
     "self_attn.o_proj": "attention.out", "mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up",
@@ -79,7 +88,7 @@ EAGLE_NAMES = {
 CASES = {
     "eagle": (Eagle, ("last",), EAGLE_NAMES),
     "eagle3": (
-        lambda *given: Eagle3(*given, 12, True, False, False, True),
+        lambda *given: Eagle3(*given, 9, True, False, False, True),
         ("last", 0, 1, 2),
         {**EAGLE3, **layer_names("midlayer", "block", LAYER | PAIR)},
     ),
@@ -95,24 +104,62 @@ CASES = {
 }
 
 
+def hydra_names(layers: int) -> dict[str, str]:
+    """Return the names of a first residual layer, which also condenses, and of further ones; and of lm_heads."""
+    names = {}
+    for frame in range(FRAMES):
+        # With dropout the reference's residual layers have every second number.
+        places = [f"hydra_mlp.{frame}.{n if layers == 1 else 2 * n + 1}" for n in range(layers)]
+        lm_head = f"hydra_lm_head.{frame}{'' if layers == 1 else '.1'}"
+        for kind in ("weight", "bias"):
+            names[f"{places[0]}.res_connection.{kind}"] = f"heads.{frame}.condense.{kind}"
+            names |= {f"{place}.linear.{kind}": f"heads.{frame}.layers.{n}.{kind}" for n, place in enumerate(places)}
+            names[f"{lm_head}.{kind}"] = f"head.frames.{frame}.{kind}"
+    return names
+
+
+PREFIX = "prefix_embeding_layer"
+CASES |= {
+    "medusa": (
+        lambda base, frames, tree: ParallelDrafter(base, frames, MEDUSA_BODY, tree, own_heads=True),
+        ("last",),
+        {f"{n}.0.linear.{kind}": f"body.heads.{n}.0.{kind}" for n in range(FRAMES) for kind in ("weight", "bias")}
+        | {f"{n}.1.weight": f"head.frames.{n}.weight" for n in range(FRAMES)},
+    ),
+    "hydra": (lambda *given: Hydra(*given[:2], 1, False, given[2], own_heads=True), ("last",), hydra_names(1)),
+    "hydra_plus": (
+        lambda *given: Hydra(*given[:2], 2, True, given[2], own_heads=True, prefix_norm=True),
+        ("last",),
+        hydra_names(2)
+        | layer_names(f"{PREFIX}.layers.0", "prefix", LAYER | {"input_layernorm": "attention_norm"})
+        | {f"{PREFIX}.norm.weight": "prefix_norm.weight"},
+    ),
+}
+TREES = {"medusa": StaticPerFrameTree(CHOICES), "hydra": StaticTree(CHOICES), "hydra_plus": DynamicTree(1, 1)}
+TREES |= {"eagle": DynamicTree(4, 4), "eagle3": DynamicTree(4, 4), "eagle3_1": DynamicTree(1, 1)}
+# Rows whose tokens lie behind the text, or in Hydra's reference at its beginning.
+UNKNOWN = {"medusa": lambda step: 0, "hydra": lambda step: step + 1, "hydra_plus": lambda step: step + 1}
+
+
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
-def test_eagle_equals_its_reference(name):
+def test_logits_and_draft_equal_those_of_the_reference(name):
     make, aux_layers, mapping = CASES[name]
-    golden = load_golden(name)
+    golden = {key: value if value.dtype == torch.int64 else value.float() for key, value in load_golden(name).items()}
     base = golden_base(golden, aux_layers)
-    tree = DynamicTree(4, 4) if "ancestors" in golden else DynamicTree(1, 1)
-    drafter = fill(make(base, FRAMES, tree), golden, mapping)
+    drafter = fill(make(base, FRAMES, TREES[name]), golden, mapping)
     if "drafted" in golden:
         drafter.head.words.words_N.copy_(golden["drafted"])
         drafter.after_load()
     logits, expected = training_logits(drafter, golden, FRAMES), golden["logits"]
     if "drafted" in golden:
         logits = logits[..., golden["drafted"]]
+    if name == "medusa":
+        logits = logits[..., :-1]  # without the blank
     if expected.dim() == 2:  # of the first step alone
         expected, logits = expected[None], logits[:, :1]
-    for step, rows in enumerate(expected):  # behind the text there are no further tokens
-        known = len(rows) - step
+    for step, rows in enumerate(expected):
+        known = len(rows) - UNKNOWN.get(name, lambda step: step)(step)
         torch.testing.assert_close(logits[:known, step], rows[:known], rtol=0, atol=1e-5)
     if "ancestors" in golden:
         tree = draft(drafter, golden, len(golden["draft"]))

@@ -2,6 +2,8 @@
 
 python tests/golden/make_sequential.py eagle eagle3 --eagle FOLDER    # a checkout of SafeAILab/EAGLE
 python tests/golden/make_sequential.py eagle3_1                       # speculators 0.9.0
+python tests/golden/make_sequential.py medusa --medusa FOLDER         # FasterDecoding/Medusa
+python tests/golden/make_sequential.py hydra hydra_plus --hydra FOLDER   # zankner/Hydra
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-VOCABULARY, DRAFTED, WIDTH, FRAMES, TEXT = 16, 12, 8, 3, 9
+VOCABULARY, DRAFTED, WIDTH, FRAMES, TEXT = 12, 9, 8, 3, 7
 SHAPE = {
     "hidden_size": WIDTH, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
@@ -29,21 +31,29 @@ OLD_NAMES = {"rope_theta": 10_000.0, "rope_scaling": None, "hidden_act": "silu",
 def draw(model: Any) -> None:
     for name, weight in model.named_parameters():
         torch.nn.init.normal_(weight, mean=float("norm" in name), std=0.3)
+        weight.copy_(weight.bfloat16())  # stored in bfloat16
 
 
 def inputs(layers: int) -> dict[str, Tensor]:
     """Return hidden states of a text, its tokens (the last one the root), an embedding and an lm_head."""
     return {
-        "layers": torch.randn(1, TEXT, layers * WIDTH),
+        "layers": torch.randn(1, TEXT, layers * WIDTH).bfloat16().float(),
         "tokens": torch.randint(1, VOCABULARY, (1, TEXT + 1)),
-        "embedding": torch.randn(VOCABULARY, WIDTH),
-        "lm_head": torch.randn(VOCABULARY, WIDTH),
+        "embedding": torch.randn(VOCABULARY, WIDTH).bfloat16().float(),
+        "lm_head": torch.randn(VOCABULARY, WIDTH).bfloat16().float(),
     }
 
 
 def weights(model: Any) -> dict[str, Tensor]:
-    frozen = ("embed_tokens", "verifier_lm_head", "verifier_norm", "t2d", "d2t")
-    return {name: value for name, value in model.state_dict().items() if name.split(".")[0] not in frozen}
+    """Return what is trained."""
+    others = ("embed_tokens", "input_embed_fn", "verifier_lm_head", "verifier_norm", "t2d", "d2t", "inv_freq")
+    return {name: value for name, value in model.state_dict().items() if not set(name.split(".")) & set(others)}
+
+
+def smallest(value: Tensor) -> Tensor:
+    """Return the values in bfloat16 where they are exact."""
+    exact = value.is_floating_point() and torch.equal(value.bfloat16().float(), value)
+    return (value.bfloat16() if exact else value).clone().contiguous()
 
 
 def draft_tree(model: Any, given: dict[str, Tensor], lm_head: Any, logits: Any) -> dict[str, Tensor]:
@@ -110,13 +120,82 @@ def eagle3_1(folder: Path) -> dict[str, Tensor]:
     return {**weights(model), **given, **results, "draft": torch.stack(draft)}
 
 
+CHOICES = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def medusa(folder: Path) -> dict[str, Tensor]:
+    sys.path.insert(0, str(folder))
+    # Their copies of modeling code need transformers 4; the models of transformers stand for them.
+    for name, model in (("llama_kv", "LlamaForCausalLM"), ("mistral_kv", "MistralForCausalLM")):
+        sys.modules[f"medusa.model.modeling_{name}"] = SimpleNamespace(**{model: getattr(transformers, model)})  # type: ignore[assignment]
+    from medusa.model import medusa_model, utils
+
+    medusa_model.AutoTokenizer = SimpleNamespace(from_pretrained=lambda name: None)
+    config = transformers.LlamaConfig(**SHAPE, medusa_num_heads=FRAMES, medusa_num_layers=1)
+    model = medusa_model.MedusaModelLlama(config).eval()
+    draw(model)
+    tokens = torch.randint(1, VOCABULARY, (1, TEXT))
+    logits, outputs, original = model(tokens, medusa_forward=True, output_orig=True)
+    buffers = utils.generate_medusa_buffers(CHOICES, device="cpu")
+    indices = buffers["tree_indices"], buffers["retrieve_indices"]
+    _, candidates = utils.generate_candidates(logits, original, *indices)
+    embedding, lm_head = model.model.embed_tokens.weight, model.lm_head.weight
+    given = {"layers": outputs[0], "tokens": torch.cat([tokens, candidates[:, :1]], dim=1)}
+    given |= {"embedding": embedding, "lm_head": lm_head}
+    results = {"logits": logits[:, 0], "draft": candidates[0], "ancestors": buffers["medusa_attn_mask"][0, 0]}
+    return {**model.medusa_head.state_dict(), **given, **results}
+
+
+def hydra_head(folder: Path, name: str, layers: int) -> tuple[Any, dict[str, Tensor]]:
+    sys.path.insert(0, str(folder))
+    from hydra.model import hydra_heads
+
+    given = inputs(1)
+    embedding = torch.nn.Embedding.from_pretrained(given["embedding"])
+    config = transformers.LlamaConfig(**SHAPE, **OLD_NAMES)
+    config.rope_scaling, config.rope_theta = None, 10_000.0
+    head = getattr(hydra_heads, name)(layers, FRAMES, True, embedding, config).eval()
+    draw(head)
+    return head, given
+
+
+def hydra(folder: Path) -> dict[str, Tensor]:
+    head, given = hydra_head(folder, "HydraMLP", 1)
+    from hydra.model.utils import generate_hydra_buffers
+
+    logits, _ = head(given["layers"], given["tokens"][:, :-1])
+    buffers = generate_hydra_buffers(CHOICES, device="cpu")
+    root = torch.nn.functional.one_hot(given["tokens"][:, -1:], VOCABULARY).float()
+    _, candidates = head.proposal(root, given["layers"], buffers)
+    results = {"logits": torch.cat(logits), "draft": candidates[0], "ancestors": buffers["hydra_attn_mask"][0, 0]}
+    return {**weights(head), **given, **results}
+
+
+def hydra_plus(folder: Path) -> dict[str, Tensor]:
+    head, given = hydra_head(folder, "HydraPrefixMLP", 2)
+    logits, _ = head(given["layers"], given["tokens"][:, :-1])
+    tokens, draft = given["tokens"], []
+    for frame in range(FRAMES):  # behind the text along its own tokens
+        rows = torch.cat([given["layers"], torch.zeros(1, tokens.shape[1] - TEXT, WIDTH)], dim=1)
+        draft.append(head(rows, tokens)[0][frame][0, TEXT - 1].argmax())
+        tokens = torch.cat([tokens, draft[-1][None, None]], dim=1)
+    return {**weights(head), **given, "logits": torch.cat(logits), "draft": torch.stack(draft)}
+
+
 # Per method: source, version or commit, what was run. All are under Apache-2.0.
 AT_EAGLE = ("github.com/SafeAILab/EAGLE", "cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b")
+AT_HYDRA = ("github.com/zankner/Hydra", "3f39fbd2c22552e788b62dfd29a12b07ad63abfe")
 SOURCES = {
     "eagle": (*AT_EAGLE, "eagle/model/cnets1.py: Model.forward and topK_genrate"),
     "eagle3": (*AT_EAGLE, "eagle/model/cnets.py: Model.forward and topK_genrate"),
+    "medusa": (
+        "github.com/FasterDecoding/Medusa", "e2a5d20c048a9b0a4092e6933c34313687422518",
+        "MedusaModelLlama.forward over the Llama of transformers, generate_candidates",
+    ),
+    "hydra": (*AT_HYDRA, "HydraMLP.forward and proposal"),
+    "hydra_plus": (*AT_HYDRA, "HydraPrefixMLP.forward"),
     "eagle3_1": ("speculators", "0.9.0", "the training forward of Eagle3DraftModel with fc_norm and norm_output"),
-}
+}  # fmt: skip
 
 
 @torch.no_grad()
@@ -129,7 +208,7 @@ def main() -> None:
     for name in arguments.methods:
         torch.manual_seed(0)
         folder = getattr(arguments, name.partition("3")[0].partition("_")[0])
-        tensors = {key: value.clone().contiguous() for key, value in globals()[name](folder).items()}
+        tensors = {key: smallest(value) for key, value in globals()[name](folder).items()}
         file = Path(__file__).with_name(f"{name}.safetensors")
         source, version, run = SOURCES[name]
         save_file(tensors, file, {"source": source, "commit": version, "license": "Apache-2.0", "run": run})
