@@ -119,7 +119,10 @@ class FrameHeads(nn.Module):
 
     def forward(self, states_XTD: Tensor) -> Tensor:
         logits_XTV = self.token_logits(states_XTD)
-        return nn.functional.pad(logits_XTV, (0, 1), value=-torch.inf) if self.with_blank else logits_XTV
+        if not self.with_blank:
+            return logits_XTV
+        # Not -inf, whose differences are nan.
+        return nn.functional.pad(logits_XTV, (0, 1), value=torch.finfo(logits_XTV.dtype).min)
 
 
 def most_frequent_tokens(counts_V: Tensor, count: int, always: Collection[int]) -> Tensor:

@@ -38,6 +38,7 @@ BODIES = {
     "all of it": partial(AttentionBody, root_input=True, causal=True, blocks=2, own_text=True, root_row=True),
     "residual": partial(ResidualBody, blocks=2),
     "feed-forward": partial(FeedForwardBody, inner=None),
+    "own heads": partial(ResidualBody, blocks=1),
 }
 SEES_THE_ROOT = ("both ways", "causal", "two blocks", "own text", "root row", "all of it")
 HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
@@ -45,7 +46,9 @@ HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, to
 
 def block_drafter(base, body="both ways", paths=None, correction=None) -> ParallelDrafter:
     torch.manual_seed(5)
-    drafter = ParallelDrafter(base, 6, BODIES[body], paths or PrefixSearch(16), correction).eval()
+    drafter = ParallelDrafter(
+        base, 6, BODIES[body], paths or PrefixSearch(16), correction, own_heads=body == "own heads"
+    ).eval()
     for value in drafter.trainable_parameters():  # away from the identity initialisation
         value.data += 0.2 * torch.randn_like(value)
     return drafter
