@@ -27,8 +27,11 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "domino": ("drafter=domino",),
     "peagle": ("drafter=peagle",),
     "hydra": ("drafter=hydra",),
+    "hydra_plus": ("drafter=hydra_plus",),
     "eagle_static": ("drafter=eagle", "drafter/tree=eagle1"),
     "eagle_dynamic": ("drafter=eagle",),
+    "eagle3": ("drafter=eagle3",),
+    "eagle3_1": ("drafter=eagle3_1",),
     "draft_model": ("drafter=draft_model",),
     "draft_model_dynamic": ("drafter=draft_model", "drafter/tree=dynamic"),
 }

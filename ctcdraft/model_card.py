@@ -40,7 +40,7 @@ def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, A
 def head_facts(config: Mapping[str, Any], fingerprint: Mapping[str, Any], trained: int) -> str:
     """Return a table of what the head is and how it was trained."""
     drafter, trainer = config["drafter"], config["trainer"]
-    batch = f"{trainer['batch_size']} sequences x {trainer['anchors_per_sequence']} windows"
+    batch = f"{trainer['batch_size']} sequences x {trainer['anchors_per_sequence'] or 'all'} windows"
     facts = {
         "base": f"{fingerprint['base']}, weights {fingerprint['weights']}, layers {fingerprint['taps']}",
         "trained parameters": f"{trained:,}",

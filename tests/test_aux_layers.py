@@ -27,6 +27,7 @@ HEADS = {
     "default": ["drafter.frames=3"],  # fractions of the base's layers
     "last": ["drafter=medusa", "drafter/tree=per_frame", "base.aux_layers=[last]"],
     "eagle": ["drafter=eagle", "base.aux_layers=[last]"],
+    "eagle3": ["drafter=eagle3", "drafter.frames=3", "base.aux_layers=[last,1,0]"],
 }
 
 
@@ -88,14 +89,16 @@ def built(home, *names):
 
 @torch.inference_mode()
 def test_together_every_head_drafts_what_it_drafts_alone(runs):
-    base, together = built(runs, "last", "published_other", "all", "eagle", "published_last", "reverse", "default")
+    base, together = built(
+        runs, "last", "published_other", "all", "eagle", "published_last", "reverse", "default", "published_eagle3"
+    )
     assert base.aux_layers[0] == "last"
     assert sorted(base.aux_layers[1:]) == [0, 1]
     settings = DecodingSettings(24, 8, 0.0, 0, 1.0, match, lossless=True)
     drafted = set()
     for name, contestant in together.items():
         alone_base, alone = built(runs, name)
-        assert (len(alone_base.aux_layers) < 3) == (name not in ("all", "reverse", "default"))
+        assert (len(alone_base.aux_layers) < 3) == (name not in ("all", "reverse", "default", "published_eagle3"))
         assert alone[name].identity == contestant.identity
         for text in ([5, 6, 7, 8], [9, 3, 3, 4, 11]):
             ours, theirs = (

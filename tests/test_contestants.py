@@ -133,6 +133,7 @@ def test_an_untrained_draft_model_alone_staged_and_merged(outsiders, monkeypatch
     [
         ("hydra", ["objective=cross_entropy", "drafter.frames=3"]),
         ("eagle", ["objective=eagle"]),
+        ("eagle3", ["objective=distill", "drafter.vocabulary=200"]),
         ("eagle", ["objective=eagle_ctc", "drafter.frames=6", "drafter/tree=greedy_path63"]),
         ("draft_model", ["objective=distill", "drafter.path=small"]),
         ("draft_model", ["objective=cross_entropy", "drafter.path=twin", "drafter.lora_rank=2"]),
@@ -211,7 +212,8 @@ def test_a_drafter_without_weights_is_not_trained(outsiders, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    "name", ["ctc", "ctc_gru", "transducer", "medusa", "eagle", "hydra", "blockwise", "dspark", "domino", "peagle"]
+    "name",
+    ["ctc", "ctc_gru", "transducer", "medusa", "eagle", "eagle3_1", "hydra_plus", "blockwise", "dspark", "domino", "peagle"],
 )
 def test_a_drafter_by_name_has_the_values_that_hydra_composes(name):
     composed = compose_config("train", f"drafter={name}").drafter

@@ -7,7 +7,9 @@ from training_parts import ctc_head
 
 from benchmarks.drafter_cases import random_drafter
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.eagle3 import Eagle3
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.models.meta import build_meta_base
 from ctcdraft.models.stats import DraftBytes
 from ctcdraft.planning.training import describe_draft_bytes
@@ -35,18 +37,17 @@ def test_medusa_on_llama_3_by_hand(llama):
         read = DraftBytes.of(random_drafter("medusa", llama), llama)
     assert read.base == 2 * (32 * LAYER + 4096 + TABLE)
     assert read.body == 2 * 4 * (4096 * 4096 + 4096)  # four heads, with biases
-    assert read.head == 2 * (4096 + 1)
-    assert read.correction == 0
-    assert read.vocabulary == 2 * TABLE
-    assert read.vocabulary / read.base == pytest.approx(0.070, abs=5e-4)
+    assert read.head == read.correction == 0
+    assert read.vocabulary == 4 * 2 * TABLE  # an lm_head of its own for each
+    assert read.vocabulary / read.base == pytest.approx(0.280, abs=5e-4)
     assert read.least_c == (read.body + read.head + read.vocabulary) / read.base
 
 
 def test_the_plan_advises_a_draft_vocabulary_where_its_rows_are_many(llama):
     with torch.device("meta"):
         (line,) = describe_draft_bytes(random_drafter("medusa", llama), llama)
-    assert "vocabulary 1.1 GB) where a step of the base reads 15.0 GB: c >= 0.079" in line
-    assert line.endswith("the vocabulary alone is 0.070, of which drafter.vocabulary= reads less")
+    assert "vocabulary 4.2 GB) where a step of the base reads 15.0 GB: c >= 0.289" in line
+    assert line.endswith("the vocabulary alone is 0.280, of which drafter.vocabulary= reads less")
 
 
 def test_a_gru_and_a_draft_vocabulary_by_hand():
@@ -61,6 +62,18 @@ def test_a_gru_and_a_draft_vocabulary_by_hand():
     small.head = type(small.head)(base.head, base.width, vocabulary=61)
     fewer = DraftBytes.of(small, base)
     assert (fewer.vocabulary, fewer.body, fewer.base) == (4 * 61 * 32, plain.body, plain.base)
+
+
+@pytest.mark.parametrize("vocabulary", [None, 61])
+def test_an_lm_head_of_its_own_replaces_that_of_the_base(vocabulary):
+    base = random_base()
+    own, shared = (DraftBytes.of(eagle3_head(base, vocabulary, own_head), base) for own_head in (True, False))
+    assert own == shared
+    assert own.vocabulary == 4 * (vocabulary or 261) * 32
+
+
+def eagle3_head(base, vocabulary, own_head):
+    return Eagle3(base, 3, DynamicTree(3, 4), vocabulary, own_head, False, False, True)
 
 
 def test_a_tied_lm_head_counts_once_and_quantised_bytes_are_given():

@@ -58,7 +58,7 @@ def test_lossless_to_the_last_position(base, temperature, tmp_path):
         PromptLookup(base, 3, 10),
         ctc_head(base),
     ]
-    drafters += [make_sequential_drafter(kind, base, tmp_path) for kind in ("hydra", "hydra++", "eagle")]
+    drafters += [make_sequential_drafter(kind, base, tmp_path) for kind in ("hydra_own", "hydra++", "eagle", "eagle3")]
     own_draft_model = DraftModel(
         base, str(MODELS / base.name), None, 5, DynamicTree(4, 4)
     ).eval()  # the base as its own draft model

@@ -191,7 +191,7 @@ def test_hidden_states_of_a_pack_are_those_of_every_text_alone(kind):
             assert not torch.allclose(part_LD, alone_LD[: len(part_LD)], atol=1e-2) or not len(part_LD)
 
 
-@pytest.mark.parametrize("case", ["ctc", "gru", "residual", "hydra", "hydra++", "eagle_ctc", "draft_model"])
+@pytest.mark.parametrize("case", ["ctc", "gru", "residual", "hydra", "hydra++", "eagle_ctc", "eagle3", "draft_model"])
 @torch.no_grad()
 def test_other_texts_of_a_pack_change_nothing(case, tmp_path):
     """Other tokens in its first and last text: hidden states and emissions of the middle one do not change, not even

@@ -50,7 +50,7 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
         *_targets(
             "drafters",
             "autoregressive.Autoregressive controls.Oracle controls.RandomDrafter draft_model.DraftModel eagle.Eagle "
-            "hydra.Hydra merged.Merged parallel.ParallelDrafter prompt_lookup.PromptLookup staged.Staged",
+            "eagle3.Eagle3 hydra.Hydra merged.Merged parallel.ParallelDrafter prompt_lookup.PromptLookup staged.Staged",
         ),
         *_targets(
             "drafters.trees",

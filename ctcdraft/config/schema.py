@@ -59,7 +59,7 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "plan.processes": positive_int_or_null,
     "trainer.steps": positive_int,
     "trainer.batch_size": positive_int,
-    "trainer.anchors_per_sequence": positive_int,
+    "trainer.anchors_per_sequence": positive_int_or_null,
     "trainer.pack_length": positive_int_or_null,
     "trainer.gradient_accumulation_steps": positive_int,
     "trainer.max_length": positive_int,

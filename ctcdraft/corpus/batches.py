@@ -72,8 +72,8 @@ def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open
 class Batches:
     """Conversations in a new permutation every epoch, arranged in rows by `packing`; anchors resampled every step.
 
-    A step has `rows_per_step` rows, each of one conversation or of a pack, `anchors` windows sampled from each row and
-    at most `labels` labels per window. `compute_states` computes the hidden states that are not stored.
+    A step has `rows_per_step` rows, each of one conversation or of a pack, `anchors` windows sampled from each row
+    (None: all) and at most `labels` labels per window. `compute_states` computes the hidden states that are not stored.
 
     Batch number n is one of the `per_step` batches of step n // per_step, and of its rows those of this process. All
     rows of a step, with their anchors, are the same however they are divided.
@@ -84,7 +84,7 @@ class Batches:
         rows: TokenSequences,
         base: BaseLM,
         rows_per_step: int,
-        anchors: int,
+        anchors: int | None,
         labels: int,
         seed: int,
         hidden_states: HiddenStatesFactory = OnlineHiddenStates,

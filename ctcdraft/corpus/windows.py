@@ -63,12 +63,14 @@ def valid_anchors(mask_BL: Tensor) -> Tensor:
     return valid_BL
 
 
-def sample_anchors(mask_BL: Tensor, anchors: int, random_BL: Tensor) -> Tensor:
+def sample_anchors(mask_BL: Tensor, anchors: int | None, random_BL: Tensor) -> Tensor:
     """Return anchors_BA: up to `anchors` valid positions per row, without replacement, in the order of random numbers.
 
-    Rows with fewer valid positions are filled with position L - 1, which `label_windows` gives length 0.
+    Rows with fewer valid positions are filled with position L - 1, which `label_windows` gives length 0. None: all.
     """
     valid_BL = valid_anchors(mask_BL)
+    if anchors is None:
+        anchors = max(1, int(valid_BL.sum(dim=1).max()))
     keys_BL = random_BL.to(mask_BL.device).masked_fill(~valid_BL, -1.0)
     keys_BA, anchors_BA = keys_BL.topk(min(anchors, keys_BL.shape[1]), dim=1)
     return torch.where(keys_BA >= 0, anchors_BA, mask_BL.shape[1] - 1)

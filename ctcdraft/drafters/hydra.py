@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,11 @@ from ctcdraft.drafters.sequential import SequentialDrafter, decoder_layer, teach
 from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.nn.base_layer import copy_final_norm
+from ctcdraft.nn.block_config import RMSNorm
 from ctcdraft.nn.block_operations import embed_rows
 from ctcdraft.nn.bodies import residual_branch
+from ctcdraft.nn.draft_vocab import FrameHeads, draft_lm_head
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
 from ctcdraft.nn.masks import packed_causal_mask
 
@@ -57,6 +61,9 @@ class Hydra(SequentialDrafter):
         layers: layers of each head's MLP, 1 in Hydra and 4 in Hydra++.
         prefix_layer: Hydra++'s extra decoder layer, through which a draft depends on all hidden states of the text.
         inner: width of a bottleneck within each layer; None, as in both papers, for none.
+        own_heads: a trained lm_head with a bias for each frame, as in both papers, instead of the base's.
+        prefix_norm: a norm behind the prefix layer.
+        vocabulary: size of the draft vocabulary, the most frequent tokens of the corpus; None for the base's own.
         like_base: of the prefix layer; see `decoder_layer`.
     """
 
@@ -72,11 +79,16 @@ class Hydra(SequentialDrafter):
         tree: StepTreeBuilder,
         inner: int | None = None,
         like_base: bool = False,
+        own_heads: bool = False,
+        prefix_norm: bool = False,
+        vocabulary: int | None = None,
     ) -> None:
         super().__init__(frames, tree, base.stop_token_ids)
         check_int(layers, "drafter.layers")
         self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers, inner) for k in range(frames)).to(base.device)
-        self.head = TokenHead(base.head)
+        self.teacher = TokenHead(base.head)  # distributions to learn from, in training
+        lm_head = partial(FrameHeads, base.head, frames, vocabulary, with_bias=True)
+        self.head: Any = lm_head() if own_heads else TokenHead(draft_lm_head(base.head, vocabulary, trained=False))
         self.embedding = base.embedding
         self.width = base.width  # of several layers the last one comes first
         self.prefix: Any = None
@@ -84,6 +96,10 @@ class Hydra(SequentialDrafter):
         if prefix_layer:
             self.prefix, initialised = decoder_layer(base, like_base, input_norm=True)
             self.initialised += f", prefix layer {initialised}"
+        self.prefix_norm: Any = None
+        if prefix_layer and prefix_norm:
+            self.prefix_norm = RMSNorm(base.width, eps=self.prefix.mlp_norm.eps).to(base.device)
+            copy_final_norm(self.prefix_norm, base.lm)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,14 +115,16 @@ class Hydra(SequentialDrafter):
         for head, embedding_BAD in zip(self.heads, embedded_BATD.unbind(dim=2), strict=True):
             inputs_BAD = torch.cat([inputs_BAD, embedding_BAD], dim=-1)
             frames.append(head(inputs_BAD))
-        return TokenEmissions(torch.stack(frames, dim=2), self.head, own=self.head)
+        return TokenEmissions(torch.stack(frames, dim=2), self.teacher, own=self.head)
 
     def context_states(
         self, states_BLD: Tensor, position_ids: Tensor, memory: KVCache | None, seen: Tensor | None = None
     ) -> Tensor:
         """Return the hidden states that the heads read: through the prefix layer where there is one."""
         states_BLD = states_BLD[..., : self.width].to(self.dtype)
-        return states_BLD if self.prefix is None else self.prefix(states_BLD, position_ids, memory, seen)
+        if self.prefix is not None:
+            states_BLD = self.prefix(states_BLD, position_ids, memory, seen)
+        return states_BLD if self.prefix_norm is None else self.prefix_norm(states_BLD)
 
     def step_function(self, context: Context, memory: KVCache | None) -> HydraStepFunction:
         if memory is None:  # draft tokens take no rows: the heads have no attention
@@ -128,9 +146,9 @@ class HydraStepFunction:
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
         self.inputs_KE = embed_rows(self.drafter.embedding, tokens_K, self.inputs_KE, rows_K, False)
-        states_KD = self.drafter.heads[self.level](self.inputs_KE)
+        states_KD, lm_head = self.drafter.heads[self.level](self.inputs_KE), self.drafter.head.of_frame(self.level)
         self.level += 1
-        return self.drafter.head(states_KD).float().log_softmax(dim=-1)
+        return lm_head(states_KD).float().log_softmax(dim=-1)
 
     def release(self) -> KVCache:
         return self.memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config
 from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.bodies import AuxStateFusion
-from ctcdraft.nn.heads import BlankHead, Emissions
+from ctcdraft.nn.draft_vocab import FrameHeads
+from ctcdraft.nn.heads import BlankHead, Emissions, TokenEmissions, TokenHead
 from ctcdraft.nn.logit_correction import LogitCorrection
 from ctcdraft.nn.masks import visible_mask
 
@@ -40,6 +41,7 @@ class ParallelDrafter(DraftHead):
         body: makes the module that computes frames from hidden states.
         correction: makes the logit correction; None for frames that do not depend on the draft tokens.
         vocabulary: size of the draft vocabulary, the most frequent tokens of the corpus; None for the base's own.
+        own_heads: a trained lm_head for each frame instead of the base's, and no blank, as in Medusa.
     """
 
     per_frame_weights = True
@@ -53,6 +55,7 @@ class ParallelDrafter(DraftHead):
         tree: FrameTreeBuilder,
         correction: Callable[..., LogitCorrection] | None = None,  # older run directories do not have these two
         vocabulary: int | None = None,
+        own_heads: bool = False,
     ) -> None:
         super().__init__()
         self.frames = check_int(frames, "drafter.frames")
@@ -61,7 +64,9 @@ class ParallelDrafter(DraftHead):
         self.width, self.state_columns = base.width, base.state_columns
         self.body: Any = body(config, frames).to(base.device)
         self.reads_tokens: bool = getattr(self.body, "reads_tokens", False)
-        self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
+        self.teacher = TokenHead(base.head) if own_heads else None  # distributions to learn from, in training
+        own, shared = partial(FrameHeads, base.head, frames), partial(BlankHead, base.head, base.width)
+        self.head: Any = (own(vocabulary, with_blank=True) if own_heads else shared(vocabulary)).to(base.device)
         self.embedding = base.embedding
         aux = len(base.aux_layers) > 1 and not getattr(self.body, "reads_all_layers", False)
         self.fuse = AuxStateFusion(base.width, len(base.aux_layers), config.epsilon).to(base.device) if aux else None
@@ -76,7 +81,7 @@ class ParallelDrafter(DraftHead):
     @property
     def dtype(self) -> torch.dtype:
         # Of its own weights: float32 in training, whatever the dtype of the base's hidden states.
-        return self.head.blank_D.dtype
+        return self.head.dtype
 
     def input_states(self, states_BLD: Tensor, next_BL: Tensor | None = None) -> Tensor:
         """Return the base's hidden states in the drafter's dtype, those of several layers fused into one.
@@ -172,9 +177,9 @@ class ParallelDrafter(DraftHead):
         return self.emissions(self.body.step(states_BKD, root_BAD, memory, context), anchor_BAD, root_BA)
 
     def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
-        if self.correction is None:
-            return Emissions(states_BATD, self.head)
-        start_BAR = self.correction.start(anchor_BAD, roots_BA, states_BATD)
+        start_BAR = None if self.correction is None else self.correction.start(anchor_BAD, roots_BA, states_BATD)
+        if self.teacher is not None:
+            return TokenEmissions(states_BATD, self.teacher, self.correction, start_BAR, own=self.head)
         return Emissions(states_BATD, self.head, self.correction, start_BAR)
 
 

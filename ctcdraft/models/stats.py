@@ -89,7 +89,7 @@ class DraftBytes:
     body: int
     correction: int
     head: int  # its own rows: the blank
-    vocabulary: int  # rows of the lm_head
+    vocabulary: int  # rows of the lm_head, the base's or its own
     base: int  # read by one step of the base
 
     @classmethod
@@ -113,17 +113,21 @@ class DraftBytes:
 
 def read_weights(drafter: nn.Module, base: BaseLM) -> Iterator[tuple[str, int]]:
     """Yield the part of a draft and the number of values of every weight it multiplies with."""
-    vocabularies = [len(each.words_N) for each in drafter.modules() if isinstance(each, DraftVocabHead)]
-    drafted, lm_head, seen = min(vocabularies, default=base.vocabulary), base.head.weight, set[int]()
-    for name, module in drafter.named_modules():
-        if isinstance(module, nn.Embedding):  # a few rows
+    restricted = [each for each in drafter.modules() if isinstance(each, DraftVocabHead)]
+    drafted = min((len(each.words_N) for each in restricted), default=base.vocabulary)
+    replaced = [each.all for each in restricted if each.trained]
+    lm_head, seen = base.head.weight, set[int]()
+    for name, module in drafter.named_modules(remove_duplicate=False):
+        # Of an embedding a few rows are read; a teacher is read in training.
+        if isinstance(module, nn.Embedding) or name.startswith("teacher.") or module in replaced:
             continue
         for weight in module.parameters(recurse=False):
             if id(weight) in seen:
                 continue
             seen.add(id(weight))
             first = name.partition(".")[0]
-            part = "vocabulary" if weight is lm_head else first if first in ("correction", "head") else "body"
+            is_lm_head = weight is lm_head or (first == "head" and weight.ndim == 2)
+            part = "vocabulary" if is_lm_head else first if first in ("correction", "head") else "body"
             values, shape = count_elements(weight), getattr(weight, "ds_shape", weight.shape)
             # With a draft vocabulary only its rows of a table over the vocabulary are read; no body has such tables.
             is_table = part != "body" and len(shape) > 0 and shape[0] == base.vocabulary

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from einops import rearrange
@@ -37,6 +37,9 @@ class TokenHead(nn.Module):
         self.words: Any = lm_head  # a name in the state dicts of saved heads
         self.blank: int = lm_head.weight.shape[0]  # V, the class of the blank if there is one
 
+    def of_frame(self, frame: int) -> Self:
+        return self  # the same for all; see FrameHeads
+
     def forward(self, states_XD: Tensor) -> Tensor:
         return self.token_logits(states_XD)
 
@@ -56,6 +59,10 @@ class BlankHead(TokenHead):
         self.blank = lm_head.weight.shape[0]  # also with a draft vocabulary, so that class ids do not change
         self.blank_D = nn.Parameter(torch.randn(width) * 0.02)
         self.blank_bias = nn.Parameter(torch.zeros(1))  # not a scalar: DeepSpeed cannot broadcast one
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.blank_D.dtype
 
     def forward(self, states_XD: Tensor) -> Tensor:
         """Return logits_XC, C = V + 1. Token logits are computed in the base's dtype, the blank's in its own."""
@@ -216,7 +223,7 @@ def gather_label_log_probs(log_probs_XSV: Tensor, labels_XS: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenEmissions(Emissions):
-    """Emissions of a sequential drafter, whose frame t predicts token t given the root and the true tokens before it.
+    """Emissions without a blank; those of a sequential drafter are given the root and the true tokens before.
 
     `head` is the base's, for distillation from the base's hidden states.
     """
@@ -228,13 +235,16 @@ class TokenEmissions(Emissions):
 
     def scores(self, labels_BAS: Tensor) -> NoReturn:
         raise InputError(
-            "this objective aligns labels with frames and blanks, but every frame of this drafter is conditioned on "
-            "the tokens before it and has no blank; use objective=cross_entropy or distill, for drafter=eagle eagle "
-            "or eagle_ctc"
+            "this objective aligns labels with frames and blanks, but the frames of this drafter have no blank; use "
+            "objective=cross_entropy or distill (for drafter=eagle eagle or eagle_ctc), or a drafter with "
+            "drafter.own_heads=false"
         )
 
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
-        return Emissions(self.states_BATD, self.own).label_log_probs(labels_BAS)
+        return self._of_own().label_log_probs(labels_BAS)
 
     def map_label_frames(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
-        return Emissions(self.states_BATD, self.own).map_label_frames(measure, labels_BAS, *more_BA)
+        return self._of_own().map_label_frames(measure, labels_BAS, *more_BA)
+
+    def _of_own(self) -> Emissions:
+        return Emissions(self.states_BATD, self.own, self.correction, self.start_BAR)

@@ -170,5 +170,6 @@ class CausalBlock(LlamaBlock):
         """
         fixed_shapes = cache is not None and cache.fixed_shapes
         rotation = self.rotary.at(position_ids) if fixed_shapes else self.rotary(position_ids[..., None, :])
-        x_BLD = x_BLD + self.attention.out(self.attention(self.attention_norm(x_BLD), rotation, cache, seen))
+        mixed_BLE = self.attention(self.attention_norm(x_BLD), rotation, cache, seen)
+        x_BLD = x_BLD[..., -self.attention.shape.width :] + self.attention.out(mixed_BLE)  # the last of its inputs
         return add_linear(x_BLD, self.mlp.down, self.mlp.inner(self.mlp_norm(x_BLD)))

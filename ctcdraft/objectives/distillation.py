@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ctcdraft.batch import Batch
-from ctcdraft.nn.heads import Emissions
+from ctcdraft.nn.draft_vocab import DraftVocabHead
+from ctcdraft.nn.heads import Emissions, TokenEmissions
 from ctcdraft.nn.masks import gather_following
-from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask
+from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask, share_left_out
 
 # (log-probabilities_XSV of the base, log-probabilities_XSV of the frames) -> distances_XS
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -20,6 +22,9 @@ class Distill(DecayedObjective):
 
     The base's distribution is its lm_head on its hidden state before the label, given the true text up to there. The
     hidden states are in the batch, so there is no further forward pass. As in cross-entropy there is no blank.
+
+    A draft vocabulary that the frames alone have restricts the base's distribution too, and labels for which its most
+    probable token is outside are left out, as in EAGLE-3.
     """
 
     supervises = "tokens"
@@ -30,20 +35,30 @@ class Distill(DecayedObjective):
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
+        own = emissions.own.modules() if isinstance(emissions, TokenEmissions) else ()
+        frames_restrict = any(isinstance(part, DraftVocabHead) for part in own)
         width = emissions.head.words.weight.shape[1]  # of the base; of several layers the last one comes first
 
         def label_distance(log_probs_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:
             base_XSV = emissions.head.token_logits(states_XSD[..., :width]).float()
-            # A draft model may pad its lm_head to another size; both are normalised over the rows they share. With a
-            # draft vocabulary both are distributions over that.
+            # A draft model may pad its lm_head to another size; both are normalised over the rows they share.
             common = min(base_XSV.shape[-1], log_probs_XSV.shape[-1])
             if log_probs_XSV.shape[-1] > common:
                 log_probs_XSV = log_probs_XSV[..., :common].log_softmax(dim=-1)
-            return self.distance(base_XSV[..., :common].log_softmax(dim=-1), log_probs_XSV)
+            base_XSV = base_XSV[..., :common]
+            if not frames_restrict:
+                return self.distance(base_XSV.log_softmax(dim=-1), log_probs_XSV)
+            absent_XSV = log_probs_XSV.isneginf()
+            left_out_XS = absent_XSV.gather(-1, base_XSV.argmax(dim=-1, keepdim=True))[..., 0]
+            restricted_XSV = base_XSV.masked_fill(absent_XSV, -torch.inf).log_softmax(dim=-1)
+            return self.distance(restricted_XSV, log_probs_XSV).masked_fill(left_out_XS, torch.inf)
 
         distance_BAS = emissions.map_label_frames(label_distance, batch.labels_BAS, base_states_at_labels(batch))
-        value, count = self.mean(distance_BAS, label_mask(batch))
-        return Loss(value, {"loss": value.detach()}, count)
+        real_BAS = label_mask(batch)
+        kept_BAS = real_BAS & ~distance_BAS.isposinf()  # nan is kept and shows in the loss
+        value, count = self.mean(distance_BAS, kept_BAS)
+        metrics = {"infeasible_share": share_left_out(kept_BAS, real_BAS)} if frames_restrict else {}
+        return Loss(value, {"loss": value.detach(), **metrics}, count)
 
 
 def base_states_at_labels(batch: Batch) -> Tensor:

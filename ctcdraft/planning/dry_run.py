@@ -66,7 +66,7 @@ class BatchShape:
     all_rows: int  # of all processes
     length: int  # tokens of a mean row, with which operations are counted
     longest: int  # tokens of the longest row, with which memory is counted
-    anchors: int  # windows in a row
+    anchors: int  # at most so many windows in a row
     packed: int  # conversations in a row of a batch
 
     @classmethod
@@ -78,7 +78,7 @@ class BatchShape:
         length = max(labels + 2, packed * mean)
         longest = max(longest, settings.pack_length or 0, length)
         rows = min(settings.batch_size, ceil(corpus.rows / packed))
-        return cls(ceil(rows / world), rows, length, longest, min(settings.anchors_per_sequence, length), packed)
+        return cls(ceil(rows / world), rows, length, longest, settings.anchors_per_sequence or longest, packed)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TrainingCost:
         """Count a step on mean rows and one on the longest; for the arguments see plan_dry_run."""
         shape, size = BatchShape.of(base, objective.labels, corpus, settings, world), ModelStats.of(base)
         mean, largest = (
-            meta_batch(base, shape.rows, length, shape.anchors, objective.labels)
+            meta_batch(base, shape.rows, length, min(shape.anchors, length), objective.labels)
             for length in (shape.length, shape.longest)
         )
         step, _, (*_, frames, _) = step_flops_and_bytes(drafter, objective, mean)
@@ -172,7 +172,7 @@ def plan_dry_run(
             *describe_draft_bytes(drafter, base),
             f"corpus      {corpus.rows:,} rows, {corpus.answers:,} responses, {corpus.tokens:,} tokens "
             f"({corpus.source})",
-            describe_steps(settings.steps, per_step, shape.all_rows, shape.anchors, epochs),
+            describe_steps(settings.steps, per_step, shape.all_rows, min(shape.anchors, shape.length), epochs),
             memory.describe_emissions(),
             f"frames      {describe_reading(objective, drafter, cost.frames)}",
             "states      0 bytes with hidden_states=online; "

@@ -59,7 +59,7 @@ class BatchDrafter:
         self.head = head
         self.caches: list[SlotCache] = []
         self.pending: list[Recorded] = []
-        device = head.drafter.head.blank_D.device
+        device = next(head.drafter.head.parameters()).device
         self.stored_S = torch.zeros(0, dtype=torch.bool, device=device)  # slots with the head's keys and values
         self.stops_S = torch.tensor(head.drafter.stops, dtype=torch.int64, device=device)
         if hasattr(head.drafter.body, "rotary"):

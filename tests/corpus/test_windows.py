@@ -54,3 +54,10 @@ def test_sampled_anchors_are_valid_and_distinct():
     assert (lengths > 0).sum(dim=1).tolist() == [2, 4]
     assert set(anchors[0][lengths[0] > 0].tolist()) == {1, 2}
     assert set(anchors[1].tolist()) == {0, 1, 2, 3}
+
+
+def test_all_anchors_are_those_of_the_row_that_has_most():
+    mask = torch.tensor([[0, 0, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1, 1]])  # two responses in the second row
+    anchors = sample_anchors(mask, None, torch.rand(2, 7))
+    assert [set(row.tolist()) for row in anchors] == [{1, 2, 6}, {0, 3, 4}]
+    assert sample_anchors(torch.zeros(2, 7), None, torch.rand(2, 7)).tolist() == [[6], [6]]

@@ -196,7 +196,7 @@ def test_a_forced_size_is_the_size():
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", ["ctc", "eagle", "hydra++", "draft_model", "merged"])
+@pytest.mark.parametrize("kind", ["ctc", "eagle", "eagle3", "hydra_own", "draft_model", "merged"])
 def test_drafts_after_skips_equal_drafts_without_skips(kind, tmp_path):
     base = random_base()
     head = block_drafter(base)

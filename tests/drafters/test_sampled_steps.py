@@ -36,7 +36,7 @@ def test_the_output_follows_the_bases_distribution(base, exact, kind, verify, ch
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", ["draft_model", "hydra", "eagle"])
+@pytest.mark.parametrize("kind", ["draft_model", "hydra", "eagle", "eagle3"])
 def test_chains_follow_the_distributions_in_the_tree(base, kind, tmp_path):  # noqa: F811
     """Two tokens deep, against the drafter's own distributions for one text at a time."""
     drafter = drafter_of(kind, base, tmp_path, SampledChains(1))

@@ -44,6 +44,7 @@ BODIES = {
     "peagle": partial(PEagleBody, blocks=3, like_base=True),
     "residual": partial(ResidualBody, blocks=2),
     "feed-forward": partial(FeedForwardBody, inner=None),
+    "own heads": partial(ResidualBody, blocks=1),
 }
 SEES_THE_ROOT = set(BODIES) - {"as in the paper", "residual", "feed-forward"}
 HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
@@ -51,7 +52,9 @@ HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, to
 
 def block_drafter(base, body="both ways", paths=None, correction=None) -> ParallelDrafter:
     torch.manual_seed(5)
-    drafter = ParallelDrafter(base, 6, BODIES[body], paths or PrefixSearch(16), correction).eval()
+    drafter = ParallelDrafter(
+        base, 6, BODIES[body], paths or PrefixSearch(16), correction, own_heads=body == "own heads"
+    ).eval()
     for value in drafter.trainable_parameters():  # away from the identity initialisation
         value.data += 0.2 * torch.randn_like(value)
     return drafter
@@ -88,7 +91,7 @@ def training_forward(base, drafter, tokens, anchors, shift=0):
     """Run the training forward over the finished text, with the root moved by `shift`."""
     anchors_BA = torch.tensor(anchors)[None]
     roots_BA = tokens[anchors_BA + 1 + shift]
-    labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
+    labels_BAS = torch.zeros(1, len(anchors), drafter.frames, dtype=torch.int64)
     states_BLD = base.hidden_states(tokens[None], torch.ones_like(tokens)[None])
     position_ids_BL = torch.arange(len(tokens))[None]
     batch = Batch(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from sequential_parts import KINDS, make_sequential_drafter
 from test_training_equals_decoding import HOW, PROMPT, training_emissions
-from tiny_models import random_base
+from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.corpus.batches import Batches, TokenSequences
 from ctcdraft.decoding.loop import Context, generate
@@ -20,6 +20,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.request import TreeRequest
+from ctcdraft.models.base_model import BaseLM
 
 ONE = torch.zeros(1, dtype=torch.int64)
 
@@ -41,7 +42,7 @@ class RecordingDrafter:
         self.seen.append((length - 2, log_probs))
         memory = step_function.release()
         truth = self.text[length : length + min(len(self.seen) % 4, context.depth)]
-        wrong = (log_probs[0].argmax() + 1)[None]
+        wrong = ((log_probs[0].argmax() + 1) % log_probs.shape[1])[None]
         paths = [path.tolist() for path in (truth, wrong) if context.depth]
         width = max(map(len, paths), default=1) or 1
         padded = torch.tensor([path + [-1] * (width - len(path)) for path in paths] or [[-1]])
@@ -59,12 +60,17 @@ def decoded(base, drafter):
     return text, witness.seen
 
 
+def precise(base, kind, folder):
+    """Return a base and a drafter, in float64 where a fed back hidden state magnifies its rounding."""
+    drafter = make_sequential_drafter(kind, base, folder)
+    return (base.double(), drafter.double()) if kind.startswith("eagle") else (base, drafter)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lm", ["llama", "gpt2"])
 @torch.inference_mode()
 def test_every_step_equals_training(lm, kind, tmp_path):
-    base = random_base(lm)
-    drafter = make_sequential_drafter(kind, base, tmp_path)
+    base, drafter = precise(random_base(lm), kind, tmp_path)
     text, seen = decoded(base, drafter)
     anchors = [anchor for anchor, _ in seen]
     trained = training_emissions(base, drafter, text, anchors).log_softmax(dim=-1)
@@ -77,22 +83,27 @@ def test_every_step_equals_training(lm, kind, tmp_path):
     assert (first - shifted[:, 0]).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "eagle3.1"])
 @torch.inference_mode()
-def test_eagle_continues_from_its_own_hidden_states(tmp_path):
-    """Compared without a cache: one more row per level, which reads the hidden state predicted before it."""
-    base = random_base()
-    drafter = make_sequential_drafter(
-        "eagle", base, tmp_path
-    ).double()  # feeding a hidden state back magnifies its rounding
-    base.double()
+def test_eagle_continues_from_its_own_hidden_states(kind, tmp_path):
+    """Compared without a cache: one more row per level, which reads the output of the row before it.
+
+    EAGLE-3 is trained on these outputs.
+    """
+    base = BaseLM(random_lm(), tiny_tokenizer(), "random", aux_layers=["last", 0, 1])
+    base, drafter = precise(base, kind, tmp_path)
     text, seen = decoded(base, drafter)
-    for anchor, log_probs in seen[::5]:
+    trained = training_emissions(base, drafter, text, [anchor for anchor, _ in seen]).log_softmax(dim=-1)
+    for place, (anchor, log_probs) in list(enumerate(seen))[::5]:
         states = base.hidden_states(text[None, : anchor + 1], torch.ones(1, anchor + 1, dtype=torch.int64))
+        states = drafter.input_states(states)
         for level in range(len(log_probs)):
             rows = anchor + 1 + level
-            outputs = drafter.block(drafter.fuse_inputs(text[None, 1 : rows + 1], states), torch.arange(rows))[:, -1:]
-            truth = drafter.head(outputs)[0, 0].log_softmax(dim=-1)
-            assert (log_probs[level] - truth).abs().max() < 1e-4
+            outputs = drafter.outputs(drafter.pairs(text[None, 1 : rows + 1], states), torch.arange(rows))[:, -1:]
+            truth = drafter.logits(outputs)[0, 0].log_softmax(dim=-1)
+            assert (log_probs[level] - truth).abs().max() < 1e-5
+            if level == 0 or kind != "eagle":
+                assert (trained[place, level] - truth).abs().max() < 1e-5
             states = torch.cat([states, outputs], dim=1)
 
 
@@ -144,8 +155,7 @@ def test_a_branching_tree_has_the_distributions_of_its_texts(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_training_batches_hold_what_decoding_sees(kind, tmp_path):
-    base = random_base()
-    drafter = make_sequential_drafter(kind, base, tmp_path)
+    base, drafter = precise(random_base(), kind, tmp_path)
     text, seen = decoded(base, drafter)
     rows = TokenSequences([text], [[(len(PROMPT), len(text), True)]])
     batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)

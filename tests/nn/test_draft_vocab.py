@@ -13,8 +13,10 @@ from training_parts import DECODING, logged_metrics, make_trainer, random_sequen
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.eagle3 import Eagle3
 from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import PrefixSearch
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import PerFrameTree
 from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import AttentionBody
@@ -34,6 +36,7 @@ OBJECTIVES = {
     "prefix": PrefixCTC(3, 0.8),
     "cross_entropy": CrossEntropy(3, 0.8),
     "kl": Distill(3, 0.8, kl),
+    "eagle3": Distill(3, 0.8, kl),  # with an lm_head of its own
 }
 
 
@@ -107,7 +110,10 @@ def test_it_trains_decodes_and_reloads(tmp_path, name):
     base, objective = random_base(context=64), OBJECTIVES[name]
     aligned = objective.supervises == "alignments"
 
-    def head() -> ParallelDrafter:
+    def head():
+        if name == "eagle3":
+            torch.manual_seed(0)
+            return Eagle3(base, 3, DynamicTree(3, 4), 20, True, False, False, True)
         body = partial(AttentionBody, root_input=True, causal=False)
         paths = PrefixSearch(16) if aligned else PerFrameTree(None)
         correction = partial(GRUCorrection, rank=8) if name == "prefix" else None

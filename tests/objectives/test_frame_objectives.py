@@ -226,6 +226,28 @@ def test_distillation_compares_the_tokens_that_two_heads_share(rows):
     assert float(loss.value) == pytest.approx(float(wanted[real].mean()), rel=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("distance", [kl, total_variation])
+def test_distillation_within_a_draft_vocabulary_of_the_frames_alone(distance):
+    """Labels for which the base's most probable token is outside are left out, and their share is counted."""
+    torch.manual_seed(1)
+    lm_head, one = nn.Linear(WIDTH, WORDS, bias=False), batch()
+    own_head = TokenHead(DraftVocabHead(lm_head, 2, trained=True))
+    own_head.words.set_tokens(torch.tensor([0, 2]))
+    states = torch.randn(2, 5, 4, WIDTH)
+    loss = Distill(3, 1.0, distance)(TokenEmissions(states, TokenHead(lm_head), own=own_head), one)
+    values, real = [], 0
+    for row, anchor, k, _ in real_labels(one):
+        p = lm_head(one.states_BLD[row, int(one.anchors_BA[row, anchor]) + 1 + k])
+        real += 1
+        if p.argmax() != 1:
+            q = lm_head(states[row, anchor, k])[[0, 2]].log_softmax(-1)
+            values.append(float(distance(p[[0, 2]].log_softmax(-1), q)))
+    assert 0 < len(values) < real
+    assert float(loss.value) == pytest.approx(sum(values) / len(values), rel=1e-5)
+    assert float(loss.metrics["infeasible_share"]) == pytest.approx(1 - len(values) / real)
+
+
 @pytest.mark.parametrize("some", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("bias", [False, True])

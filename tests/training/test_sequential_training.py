@@ -131,5 +131,10 @@ def test_eagles_noise_is_added_in_training_only_and_follows_from_the_batch(tmp_p
     assert 0.09 < float(off.abs().max()) <= 0.1 + 1e-6
     assert abs(float(off.mean())) < 0.01
     assert not torch.equal(off[0, 0], (drafter.noisy_states(other) - other.states_BLD)[0, 0])
+    drafter.noise_length = 512
+    scaled = drafter.noisy_states(one) - one.states_BLD
+    for row, (anchors, lengths) in enumerate(zip(one.anchors_BA, one.lengths_BA, strict=True)):
+        tokens = int((anchors + 2 + lengths)[lengths > 0].max())  # one text per row, from position 0 on
+        torch.testing.assert_close(scaled[row], off[row] * 512 / tokens, rtol=1e-3, atol=1e-4)
     with pytest.raises(InputError, match=r"drafter\.noise must be a number >= 0, got -1"):
         type(drafter)(base, 3, DynamicTree(3, 4), noise=-1)
