@@ -17,6 +17,8 @@ from ctcdraft.drafters.staged import Staged
 OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "autoregressive": ("drafter=autoregressive",),
     "prompt_lookup": ("drafter=prompt_lookup",),
+    "source_copy": ("drafter=source_copy",),
+    "suffix": ("drafter=suffix",),
     "ctc": ("drafter=ctc",),
     "ctc_gru": ("drafter=ctc_gru",),
     "transducer": ("drafter=transducer",),

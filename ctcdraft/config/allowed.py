@@ -32,6 +32,7 @@ BODIES = _targets("nn", "bodies.AttentionBody bodies.FeedForwardBody bodies.Resi
 CORRECTIONS = _targets("nn", "logit_correction.GRUCorrection logit_correction.MarkovCorrection")
 DATASETS = _targets("corpus.sources", "gsm8k project_prompts sharegpt")
 VERIFIERS = _targets("decoding.verification", "k_sequential match multi_round")
+PAST_RESPONSES = "ctcdraft.corpus.prepared.past_responses"
 CORPUS_TARGETS = {
     *DATASETS,
     *_targets("corpus", "sources.mixture decontamination.Decontamination"),
@@ -45,8 +46,10 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
         *_targets(
             "drafters",
             "autoregressive.Autoregressive controls.Oracle controls.RandomDrafter draft_model.DraftModel eagle.Eagle "
-            "hydra.Hydra merged.Merged parallel.ParallelDrafter prompt_lookup.PromptLookup staged.Staged",
+            "hydra.Hydra merged.Merged parallel.ParallelDrafter prompt_lookup.PromptLookup staged.Staged "
+            "suffix.SuffixDecoding",
         ),
+        PAST_RESPONSES,
         *_targets(
             "drafters.trees",
             "ctc.Collapse ctc.PrefixSearch ctc.TransducerSearch dynamic.DynamicTree per_frame.PerFrameTree "
@@ -66,7 +69,8 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
     },
     "decoding": {
         *VERIFIERS,
-        *_targets("decoding", "settings.DecodingSettings verification.Rejection verification.TypicalAcceptance"),
+        *_targets("decoding", "settings.DecodingSettings verification.Rejection"),
+        *_targets("decoding.lossy_acceptance", "RelaxedAcceptance TypicalAcceptance"),
     },
     "corpus": CORPUS_TARGETS,
     "prompts": CORPUS_TARGETS,
@@ -83,6 +87,7 @@ PARTIAL_TARGETS = {  # targets that configs/ use with _partial_: true
     *CORRECTIONS,
     *DATASETS,
     *VERIFIERS,
+    PAST_RESPONSES,
 }
 # Keys that make transformers, vLLM or DeepSpeed import code from a folder, a hub or an arbitrary module.
 CODE_LOADING_KEYS = {
