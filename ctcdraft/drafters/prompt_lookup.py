@@ -95,17 +95,17 @@ def longest_run(tokens_L: Tensor, until: int, ngram: int) -> tuple[int, np.ndarr
 
 
 def matching_runs(
-    past_L: np.ndarray, ends_G: np.ndarray, newest_L: np.ndarray, longest: int, start: int = 0
+    past_L: np.ndarray, ends_G: np.ndarray, newest_L: np.ndarray, longest: int, start: int = 0, known: int = 1
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield for 1, 2, ... newest tokens the positions in past_L at which they end, while there are any.
+    """Yield for `known` and more newest tokens the positions in past_L at which they end, while there are any.
 
     Args:
-        ends_G: where the newest token occurs.
+        ends_G: where the `known` newest tokens end.
         longest: maximal number of tokens.
         start: position at which a run may begin.
     """
-    for size in range(1, longest + 1):
-        if size > 1:
+    for size in range(known, longest + 1):
+        if size > known:
             ends_G = ends_G[ends_G >= start + size - 1]
             ends_G = ends_G[past_L[ends_G - size + 1] == newest_L[-size]]
         if len(ends_G) == 0:

@@ -29,7 +29,7 @@ from ctcdraft.errors import check_float, check_int
 from ctcdraft.models.base_model import BaseLM
 
 SEPARATOR = -1  # between past responses, and where a text ends
-MOST_OCCURRENCES = 256  # of a run, the newest ones: counting all those of a frequent token would cost milliseconds
+MOST_OCCURRENCES = 128  # of a run: counting all those of a frequent token would cost milliseconds
 
 Rows = list[list[int]]  # the tokens that follow each occurrence of a run, SEPARATOR after the end
 
@@ -95,20 +95,26 @@ class SuffixDecoding:
     ) -> Continuations:
         """Return the draft with the largest sum of probabilities, that of the longest run if there are several."""
         best, least = Continuations([], [], [], 0.0), max(self.min_prob, context.min_path_prob)
-        for size, rows, total in runs(text_L, past, prompt, self.ngram, max(context.depth, 0)):
+        span, ended_L = max(context.depth, 0), np.append(text_L, SEPARATOR)
+        for size, own_G, other_G, at_end in runs(text_L, past, prompt, self.ngram):
             budget = min(int(self.factor * size + self.offset + 1e-6), context.nodes - 1)
-            draft = frequent_continuations(rows, total, budget, least)
-            best = draft if draft.score >= best.score else best
+            if budget <= best.score:
+                break  # nor can shorter runs be better
+            rows = continuations(ended_L, own_G, span)
+            if past is not None:
+                rows += continuations(past.tokens_L, other_G, span)
+            draft = frequent_continuations(rows, len(rows) + at_end, budget, least)
+            best = draft if draft.score > best.score else best
         return best
 
 
 @dataclass(frozen=True)
 class PastResponses:
-    """Past responses and the places of every token in them."""
+    """Past responses and the places of every pair of tokens in them."""
 
     tokens_L: np.ndarray  # the newest response first, a SEPARATOR before each and at the end
-    order: np.ndarray  # positions, sorted by their tokens
-    sorted_L: np.ndarray  # the tokens at these positions
+    order: np.ndarray  # positions, sorted by their token and the one before
+    pairs_L: np.ndarray  # these two at the sorted positions, as one number
     content_hash: str
 
     @classmethod
@@ -121,12 +127,22 @@ class PastResponses:
             if size >= most_tokens:
                 break
         tokens_L = np.concatenate(parts).astype(np.int32)
-        order = np.argsort(tokens_L, kind="stable")[len(parts) // 2 + 1 :]  # without the separators, which come first
-        return cls(tokens_L, order, tokens_L[order], sha256(tokens_L.tobytes()).hexdigest()[:16] if size else "")
+        pairs_L = pair_number(np.roll(tokens_L, 1), tokens_L)
+        order = np.argsort(pairs_L, kind="stable")
+        return cls(tokens_L, order, pairs_L[order], sha256(tokens_L.tobytes()).hexdigest()[:16] if size else "")
 
-    def places(self, token: int) -> np.ndarray:
-        first, end = np.searchsorted(self.sorted_L, [token, token + 1])
-        return self.order[first:end]
+    def runs(self, newest_L: np.ndarray, longest: int) -> dict[int, np.ndarray]:
+        """Return where runs of newest tokens end, by their length; of the newest token alone some of many places."""
+        before, token = int(newest_L[-2]), int(newest_L[-1])
+        numbers = [pair_number(SEPARATOR, token), pair_number(SEPARATOR, token + 1)]
+        numbers += [pair_number(before, token), pair_number(before, token) + 1]
+        first, end, first_pair, end_pair = np.searchsorted(self.pairs_L, numbers)
+        if first == end:
+            return {}
+        # All places of a frequent token are too many to go through; those of a pair are far fewer.
+        alone_G = self.order[first : end : max(1, (end - first) // MOST_OCCURRENCES)]
+        pair_G = self.order[first_pair:end_pair]
+        return {1: alone_G} | dict(matching_runs(self.tokens_L, pair_G, newest_L, longest, known=2))
 
 
 @dataclass(frozen=True)
@@ -149,9 +165,9 @@ class Continuations:
 
 
 def runs(
-    text_L: np.ndarray, past: PastResponses | None, prompt: int, ngram: int, span: int
-) -> Iterator[tuple[int, Rows, int]]:
-    """Yield runs of newest tokens: their length, `span` tokens after each earlier occurrence, and how often they occur.
+    text_L: np.ndarray, past: PastResponses | None, prompt: int, ngram: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, bool]]:
+    """Yield runs of newest tokens from the longest to the shortest: the length, where they end, and whether at the end.
 
     Of runs with the same occurrences it yields the longest one alone, which may draft the most tokens.
 
@@ -159,23 +175,20 @@ def runs(
         past: None for the text alone. Beside past responses, even if there are none, the response so far counts, but
             not its prompt: this is the global tree of the authors' code.
     """
-    start, longest, newest = 0 if past is None else prompt, min(ngram, len(text_L) - 1), int(text_L[-1])
-    ended_L, others = np.append(text_L, SEPARATOR), dict[int, np.ndarray]()
-    own_G = start + np.flatnonzero(text_L[start:-1] == newest)
-    own, none_G = dict(matching_runs(text_L, own_G, text_L, longest, start)), own_G[:0]
-    if past is not None:
-        others = dict(matching_runs(past.tokens_L, past.places(newest), text_L, longest))
+    start, longest = 0 if past is None else prompt, min(ngram, len(text_L) - 1)
+    own_G = start + np.flatnonzero(text_L[start:-1] == text_L[-1])
+    none_G, own = own_G[:0], dict(matching_runs(text_L, own_G, text_L, longest, start))
+    others = {} if past is None else past.runs(text_L, longest)
+    longer = 0, 0, False
+    for size in range(max(len(own), len(others)), 0, -1):
+        own_G, other_G, at_end = own.get(size, none_G), others.get(size, none_G), size <= len(text_L) - start
+        if longer != (longer := (len(own_G), len(other_G), at_end)):
+            yield size, own_G[: -MOST_OCCURRENCES - 1 : -1], other_G[:MOST_OCCURRENCES], at_end
 
-    def occurrences(size: int) -> tuple[int, int, bool]:
-        return len(own.get(size, none_G)), len(others.get(size, none_G)), size <= len(text_L) - start
 
-    for size in range(1, max(len(own), len(others)) + 1):
-        if occurrences(size) == occurrences(size + 1):
-            continue
-        rows = continuations(ended_L, own.get(size, none_G)[: -MOST_OCCURRENCES - 1 : -1], span)
-        if past is not None:
-            rows += continuations(past.tokens_L, others.get(size, none_G)[:MOST_OCCURRENCES], span)
-        yield size, rows, len(rows) + occurrences(size)[2]
+def pair_number(before: Any, token: Any) -> Any:
+    """Return a number for two neighbouring tokens, by which pairs are sorted by the second and then the first."""
+    return np.int64(2**32) * token + before
 
 
 def continuations(tokens_L: np.ndarray, ends_G: np.ndarray, span: int) -> Rows:

@@ -93,11 +93,13 @@ def test_past_responses_count_with_the_response_but_not_with_the_prompt():
 def test_the_newest_past_responses_are_kept():
     responses = [np.array([token] * 3) for token in range(9)]
     kept = PastResponses.of(responses, 7)
-    assert [token for token in range(9) if len(kept.places(token))] == [0, 1, 2]
+    assert [token for token in range(9) if kept.runs(np.array([4, token]), 3)] == [0, 1, 2]
+    assert [kept.runs(np.array([8, 1, 1]), 3)[size].tolist() for size in (1, 2)] == [[5, 6, 7], [6, 7]]
     assert kept.content_hash not in ("", PastResponses.of(responses, 3).content_hash)
     assert PastResponses.of((), 7).content_hash == ""
     frequent = [[1, 2]] * MOST_OCCURRENCES + [[1, 3]] * MOST_OCCURRENCES
-    assert list(draft(suffix(frequent, min_prob=0.01, factor=2.0), [5], [1])) == [(2,)]
+    assert list(draft(suffix(frequent, factor=2.0), [5], [7, 1])) == [(2,), (3,)]  # of a token alone some of all places
+    assert list(draft(suffix(frequent), [5], [7, 1])) == [(2,)]
 
 
 def test_remembered_responses_are_those_to_other_prompts():
