@@ -7,13 +7,14 @@ from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.eagle import Eagle
+from ctcdraft.drafters.early_exit import EarlyExit, Kangaroo
 from ctcdraft.drafters.hydra import Hydra
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.objectives import eagle as eagle_objectives
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.distillation import Distill, kl
 
-KINDS = ("hydra", "hydra++", "eagle", "draft_model", "draft_model_gpt2")
+KINDS = ("hydra", "hydra++", "eagle", "early_exit", "kangaroo", "draft_model", "draft_model_gpt2")
 
 
 def saved_lm(folder, kind="llama", seed=7, tokenizer=lambda: tiny_tokenizer(), **changes):
@@ -31,7 +32,12 @@ def make_sequential_drafter(kind, base, folder, frames=4, tree=None):
         lm = "gpt2" if kind.endswith("gpt2") else "llama"
         width = {} if lm == "gpt2" else {"hidden_size": 16, "head_dim": 4}
         return DraftModel(base, saved_lm(folder / lm, lm, **width), None, frames, tree).eval()
-    drafter = Eagle(base, frames, tree) if kind == "eagle" else make_hydra(kind, base, frames, tree)
+    makers = {
+        "eagle": lambda: Eagle(base, frames, tree),
+        "early_exit": lambda: EarlyExit(base, 1, frames, tree),
+        "kangaroo": lambda: Kangaroo(base, 0.5, frames, tree, mlp=False, like_base=True),
+    }
+    drafter = makers[kind]() if kind in makers else make_hydra(kind, base, frames, tree)
     for value in drafter.trainable_parameters():
         value.data += 0.05 * torch.randn_like(value)
     return drafter.eval()

@@ -46,8 +46,8 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
         *_targets(
             "drafters",
             "autoregressive.Autoregressive controls.Oracle controls.RandomDrafter draft_model.DraftModel eagle.Eagle "
-            "hydra.Hydra merged.Merged parallel.ParallelDrafter prompt_lookup.PromptLookup staged.Staged "
-            "suffix.SuffixDecoding",
+            "early_exit.EarlyExit early_exit.Kangaroo hydra.Hydra merged.Merged parallel.ParallelDrafter "
+            "prompt_lookup.PromptLookup staged.Staged suffix.SuffixDecoding",
         ),
         PAST_RESPONSES,
         *_targets(
