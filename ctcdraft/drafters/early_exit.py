@@ -1,8 +1,8 @@
 """Early exit: the base's own first layers draft for all of them, as they are or with a trained adapter.
 
-The first layers are run on draft tokens, and again when the base reads the tree. Kangaroo and LayerSkip keep the hidden
-states of the draft for the verification, so that only the other layers are run then; `planning.pipelining` and
-docs/methods.md count what that would save.
+The first layers read draft tokens with a KV cache of their own, and once more when the base reads the tree. Kangaroo
+and LayerSkip run the upper layers alone then, which needs a base that can be entered at a layer; measured times are too
+long by that much.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.contestants import TimingStreamer
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.planning.pipelining import pipelined_layer_times, pipelined_speedup
 
 CHAIN = DynamicTree(1, 1)
 ROOT_ROW = torch.zeros(1, dtype=torch.int64)
@@ -127,3 +128,16 @@ def test_what_cannot_be_run_or_trained_is_refused():
     config = compose_config("train", "drafter=early_exit")
     with pytest.raises(InputError, match=r"drafter=early_exit has no weights to train; use it as it is: evaluate\.py"):
         build_engine(config, EarlyExit(random_base(), 1, 4, CHAIN), ALONE)
+
+
+def test_the_pipelined_schedule_by_hand():
+    """Four layers, predicted after one. The second token begins at 1, the third at 1 + 4, the fourth at 6."""
+    assert pipelined_layer_times([True, False, True], 4, 1) == 10
+    assert pipelined_layer_times([False] * 3, 4, 1) == pipelined_layer_times([True] * 3, 4, 4) == 16
+    assert pipelined_layer_times([], 4, 1) == 4
+    assert pipelined_speedup(0.5, 4, 1) == pytest.approx(4 / 2.5)
+    assert pipelined_speedup(0.5, 4, 1, layer_time=1.25) == pytest.approx(4 / 2.5 / 1.25)
+    many = [token % 4 > 0 for token in range(4000)]
+    assert pipelined_speedup(0.75, 32, 8) == pytest.approx(32 * 4001 / pipelined_layer_times(many, 32, 8), rel=1e-3)
+    with pytest.raises(InputError, match="exit_layer must be a number <= 4, got 5"):
+        pipelined_speedup(0.5, 4, 5)
