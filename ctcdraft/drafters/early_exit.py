@@ -18,7 +18,7 @@ from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.models.aux_layers import first_layers
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import copy_final_norm
-from ctcdraft.nn.block_config import RMSNorm
+from ctcdraft.nn.block_config import BlockConfig, RMSNorm
 from ctcdraft.nn.masks import packed_causal_mask
 
 
@@ -54,7 +54,7 @@ class Kangaroo(LanguageModelDrafter):
     ) -> None:
         super().__init__(base, first_layers(base, layers, normed=False), frames, tree)
         self.adapter, initialised = decoder_layer(base, like_base, input_norm=True, mlp=mlp)
-        self.norm = RMSNorm(base.width, eps=self.adapter.attention_norm.eps).to(base.device)
+        self.norm = RMSNorm(base.width, eps=BlockConfig.of(base.lm.config, base.context_length).epsilon).to(base.device)
         copy_final_norm(self.norm, base.lm)
         self.initialised = f"adapter on layer {self.lm.layers} of {base.layers}, {initialised}"
 
