@@ -28,7 +28,7 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "eagle_static": ("drafter=eagle", "drafter/tree=eagle1"),
     "eagle_dynamic": ("drafter=eagle",),
     "early_exit": ("drafter=early_exit",),
-    "kangaroo": ("drafter=kangaroo", "drafter.layers=0.5"),
+    "kangaroo": ("drafter=kangaroo",),
     "draft_model": ("drafter=draft_model",),
     "draft_model_dynamic": ("drafter=draft_model", "drafter/tree=dynamic"),
 }

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 import torch
 from golden_files import load_golden
+from hydra.errors import InstantiationException
 from small_evaluations import PROMPTS, evaluate_to, make_evaluation, make_setup, replay_to
 from test_training_equals_decoding import HOW
 from tiny_models import random_base
 from truths_trees import texts
 
+from ctcdraft.config.contestants import build_contestant, resolve
+from ctcdraft.corpus import prepared
+from ctcdraft.corpus.generation.transformers import TransformersAnswers
+from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.distributed import Shard
 from ctcdraft.drafters.autoregressive import Autoregressive
@@ -109,6 +114,26 @@ def test_remembered_responses_are_those_to_other_prompts():
     assert draft(other, [5, 7], [1, 2]) == {}
     assert draft(drafter, [5, 7], [1, 2])[(8,)] == 0.5
     assert draft(drafter, [5, 6], [1, 2]) == {}  # not its own response, decoded once more
+
+
+def test_the_responses_of_a_prepared_corpus_are_copied(tmp_path):
+    base, answers = random_base(), TransformersAnswers(3, 20, 0.0, 0, 1)
+    prompts = [Prompt(f"p{n}", "test", ("first" + "!" * n, "second"), None) for n in range(3)]
+    prepared.prepare(base, Corpus.from_prompts(prompts), answers, tmp_path, {})
+    contestant, alone = (
+        build_contestant(resolve({"suffix": {"responses": {"path": path}}}), base) for path in (str(tmp_path), None)
+    )
+    assert contestant.drafter.content_hash in contestant.identity
+    assert alone.drafter.content_hash == ""
+    how = replace(HOW, max_new_tokens=20)
+    for row in prepared.read_corpus(tmp_path, base.fingerprint()).rows:
+        (start, end, _), tokens_L = row.spans[-1], row.tokens_L.long()
+        prompt, response = tokens_L[:start], tuple(tokens_L[start:end].tolist())
+        copied, plain = (generate(base, one.drafter, prompt, how, frozenset(), 0) for one in (contestant, alone))
+        assert copied.tokens[: len(response)] == plain.tokens[: len(response)] == response
+        assert len(copied.passes) < len(plain.passes)
+    with pytest.raises(InstantiationException, match="holds answers of random-llama, but this run's base is"):
+        build_contestant(resolve({"suffix": {"responses": {"path": str(tmp_path)}}}), random_base(seed=1))
 
 
 def test_responses_are_remembered_by_an_evaluation_of_one_process_without_a_stop(tmp_path):
