@@ -17,6 +17,8 @@ from ctcdraft.drafters.staged import Staged
 OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "autoregressive": ("drafter=autoregressive",),
     "prompt_lookup": ("drafter=prompt_lookup",),
+    "source_copy": ("drafter=source_copy",),
+    "suffix": ("drafter=suffix",),
     "ctc": ("drafter=ctc",),
     "ctc_gru": ("drafter=ctc_gru",),
     "transducer": ("drafter=transducer",),
@@ -32,6 +34,8 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "eagle_dynamic": ("drafter=eagle",),
     "eagle3": ("drafter=eagle3",),
     "eagle3_1": ("drafter=eagle3_1",),
+    "early_exit": ("drafter=early_exit",),
+    "kangaroo": ("drafter=kangaroo",),
     "draft_model": ("drafter=draft_model",),
     "draft_model_dynamic": ("drafter=draft_model", "drafter/tree=dynamic"),
 }

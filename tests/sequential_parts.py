@@ -8,13 +8,17 @@ from tiny_models import random_lm, tiny_tokenizer
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.eagle import Eagle
 from ctcdraft.drafters.eagle3 import Eagle3
+from ctcdraft.drafters.early_exit import EarlyExit, Kangaroo
 from ctcdraft.drafters.hydra import Hydra
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.objectives import eagle as eagle_objectives
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.distillation import Distill, kl
 
-KINDS = ("hydra", "hydra++", "hydra_own", "eagle", "eagle3", "eagle3.1", "draft_model", "draft_model_gpt2")
+KINDS = (
+    *("hydra", "hydra++", "hydra_own", "eagle", "eagle3", "eagle3.1", "early_exit", "kangaroo", "draft_model"),
+    "draft_model_gpt2",
+)
 
 
 def saved_lm(folder, kind="llama", seed=7, tokenizer=lambda: tiny_tokenizer(), **changes):
@@ -47,6 +51,8 @@ MAKERS = {
     "eagle": Eagle,
     "eagle3": lambda base, frames, tree: Eagle3(base, frames, tree, None, True, False, False, False),
     "eagle3.1": lambda base, frames, tree: Eagle3(base, frames, tree, None, True, True, True, True),
+    "early_exit": lambda base, frames, tree: EarlyExit(base, 1, frames, tree),
+    "kangaroo": lambda base, frames, tree: Kangaroo(base, 0.5, frames, tree, mlp=False, like_base=True),
 }
 
 SEQUENTIAL_CASES = {  # (base, folder) -> drafter, and an objective that trains it

@@ -209,9 +209,9 @@ def test_every_drafter_decodes_losslessly(base, references, name, tree, tmp_path
     assert [response(base, drafter, seed, settings) for seed in range(len(PROMPTS))] == expected
 
 
-@pytest.mark.parametrize("decoding", options("decoding"))
+@pytest.mark.parametrize("decoding", [name for name in options("decoding") if name != "relaxed"])
 def test_every_verifier_gives_the_autoregressive_tokens_at_temperature_0(base, decoding):
-    """For sampled draft tokens too, and for lossy verifiers: a one-hot distribution leaves one token to accept."""
+    """For sampled draft tokens too, and for typical acceptance: a one-hot distribution leaves one token to accept."""
     node = composed("train", "drafter=ctc", "drafter/tree=sampled3").drafter
     settings = instantiate(composed("train", f"decoding={decoding}", "decoding.temperature=0").decoding)
     torch.manual_seed(0)

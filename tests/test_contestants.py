@@ -213,7 +213,19 @@ def test_a_drafter_without_weights_is_not_trained(outsiders, monkeypatch, capsys
 
 @pytest.mark.parametrize(
     "name",
-    ["ctc", "ctc_gru", "transducer", "medusa", "eagle", "eagle3_1", "hydra_plus", "blockwise", "dspark", "domino", "peagle"],
+    [
+        "ctc",
+        "ctc_gru",
+        "transducer",
+        "medusa",
+        "eagle",
+        "eagle3_1",
+        "hydra_plus",
+        "blockwise",
+        "dspark",
+        "domino",
+        "peagle",
+    ],
 )
 def test_a_drafter_by_name_has_the_values_that_hydra_composes(name):
     composed = compose_config("train", f"drafter={name}").drafter

@@ -20,6 +20,7 @@ from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.staged import Staged
+from ctcdraft.drafters.suffix import SuffixDecoding
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.models.loading import load_base
 
@@ -56,6 +57,7 @@ def test_lossless_to_the_last_position(base, temperature, tmp_path):
         Stutter(text, 4),
         random_drafter(base.vocabulary, 12),
         PromptLookup(base, 3, 10),
+        SuffixDecoding(base, 8, 2.0, 1.0, 0.1, lambda base: (), 99, remember=False),
         ctc_head(base),
     ]
     drafters += [make_sequential_drafter(kind, base, tmp_path) for kind in ("hydra_own", "hydra++", "eagle", "eagle3")]

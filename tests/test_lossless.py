@@ -20,6 +20,7 @@ from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.staged import Staged
+from ctcdraft.drafters.suffix import SuffixDecoding
 from ctcdraft.errors import InputError
 
 KINDS = ("llama", "qwen3", "gpt2")
@@ -54,6 +55,7 @@ def test_autoregression_equals_transformers_generate(base, prompt):
 def test_every_drafter_gives_what_autoregression_gives(base, temperature):
     """All drafters over all prompts, twice, so that state left over from one prompt would show in the next."""
     how, heads = settings(temperature), block_heads(base)
+    remembering = SuffixDecoding(base, 8, 2.0, 1.0, 0.1, lambda base: (), 99, remember=True)
     for round_ in range(2):
         for number, prompt in enumerate(PROMPTS):
             truth = autoregression(base, prompt, how, seed=number).tokens
@@ -63,6 +65,8 @@ def test_every_drafter_gives_what_autoregression_gives(base, temperature):
                 random_drafter(base.vocabulary, 12),
                 Stutter(text, 4),
                 PromptLookup(base, 3, 6),
+                PromptLookup(base, 3, 6, prompt_only=True),
+                remembering,
                 *heads,
             ]
             for drafter in drafters[round_:] + drafters[:round_]:

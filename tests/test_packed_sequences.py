@@ -120,6 +120,7 @@ CASES = {
     },
     **SEQUENTIAL_CASES,
     "draft_model": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
+    "kangaroo": (lambda base, folder: make_sequential_drafter("kangaroo", base, folder, 3), Distill(3, 1.0, kl)),
     "draft_model_gpt2": (
         lambda base, folder: make_sequential_drafter("draft_model_gpt2", base, folder, 3),
         CrossEntropy(3, 1.0),

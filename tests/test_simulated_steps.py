@@ -85,7 +85,7 @@ def captures(monkeypatch):
     monkeypatch.setattr(static_step, "capture_graph", capture_graph)
 
 
-CAPTURED = [name for name in NAMES if name not in ("prompt_lookup", "merged", "staged")]
+CAPTURED = [name for name in NAMES if name not in ("prompt_lookup", "source_copy", "suffix", "merged", "staged")]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -113,7 +113,7 @@ BUDGETS = {
     "autoregressive": (6,), "ctc": (38, 301), "ctc_gru": (112, 608), "transducer": (95, 714), "medusa": (43,),
     "blockwise": (34,), "hydra": (41,), "eagle_static": (107,), "eagle_dynamic": (133,), "draft_model": (397,),
     "draft_model_dynamic": (409,), "dflash": (123,), "dspark": (134,), "domino": (350,), "peagle": (100,),
-    "eagle3": (174,), "eagle3_1": (176,), "hydra_plus": (83,),
+    "eagle3": (174,), "eagle3_1": (176,), "hydra_plus": (83,), "early_exit": (49,), "kangaroo": (115,),
 }  # fmt: skip
 
 

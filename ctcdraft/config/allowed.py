@@ -37,6 +37,7 @@ CORRECTIONS = _targets(
 )
 DATASETS = _targets("corpus.sources", "gsm8k project_prompts sharegpt")
 VERIFIERS = _targets("decoding.verification", "k_sequential match multi_round")
+PAST_RESPONSES = "ctcdraft.corpus.prepared.past_responses"
 CORPUS_TARGETS = {
     *DATASETS,
     *_targets("corpus", "sources.mixture decontamination.Decontamination"),
@@ -50,8 +51,10 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
         *_targets(
             "drafters",
             "autoregressive.Autoregressive controls.Oracle controls.RandomDrafter draft_model.DraftModel eagle.Eagle "
-            "eagle3.Eagle3 hydra.Hydra merged.Merged parallel.ParallelDrafter prompt_lookup.PromptLookup staged.Staged",
+            "eagle3.Eagle3 early_exit.EarlyExit early_exit.Kangaroo hydra.Hydra merged.Merged parallel.ParallelDrafter "
+            "prompt_lookup.PromptLookup staged.Staged suffix.SuffixDecoding",
         ),
+        PAST_RESPONSES,
         *_targets(
             "drafters.trees",
             "ctc.Collapse ctc.PrefixSearch ctc.TransducerSearch dynamic.DynamicTree per_frame.PerFrameTree "
@@ -71,7 +74,8 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
     },
     "decoding": {
         *VERIFIERS,
-        *_targets("decoding", "settings.DecodingSettings verification.Rejection verification.TypicalAcceptance"),
+        *_targets("decoding", "settings.DecodingSettings verification.Rejection"),
+        *_targets("decoding.lossy_acceptance", "RelaxedAcceptance TypicalAcceptance"),
     },
     "corpus": CORPUS_TARGETS,
     "prompts": CORPUS_TARGETS,
@@ -88,6 +92,7 @@ PARTIAL_TARGETS = {  # targets that configs/ use with _partial_: true
     *CORRECTIONS,
     *DATASETS,
     *VERIFIERS,
+    PAST_RESPONSES,
 }
 # Keys that make transformers, vLLM or DeepSpeed import code from a folder, a hub or an arbitrary module.
 CODE_LOADING_KEYS = {

@@ -30,8 +30,11 @@ CORPUS_KEYS = ("corpus.", "answers", "data_seed")  # keys that decide prompts an
 
 def build_engine(config: Any, drafter: Any, distributed: Any) -> Any:
     """Return the engine of a training config, which takes the optimiser steps of a drafter."""
-    settings = OptimizerSettings.from_config(config.trainer)
-    return instantiate(config.engine)(drafter, drafter.trainable_parameters(), settings, distributed)
+    settings, parameters = OptimizerSettings.from_config(config.trainer), drafter.trainable_parameters()
+    if not parameters:
+        name = config.drafter.name
+        raise InputError(f"drafter={name} has no weights to train; use it as it is: evaluate.py contestants=[{name}]")
+    return instantiate(config.engine)(drafter, parameters, settings, distributed)
 
 
 def build_adapter(config: Any, base: Any, drafter: Any, engine: Any) -> Any:

@@ -239,8 +239,9 @@ def load_contestant(entry: ContestantConfig, path: Path, base: Any) -> Contestan
 
 
 def identity_suffix(drafter: Any) -> str:
-    """Return hashes of what a drafter's config does not determine: weights in a folder, code outside the package."""
-    weights = weights_hash(drafter) if isinstance(drafter, torch.nn.Module) else ""
+    """Return hashes of what a drafter's config does not determine: content of a folder, code outside the package."""
+    content = getattr(drafter, "content_hash", "")
+    weights = weights_hash(drafter) if isinstance(drafter, torch.nn.Module) else content
     suffix = f", weights {weights}" if weights else ""
     module = sys.modules[type(drafter).__module__]
     if module.__name__.partition(".")[0] == "ctcdraft" or getattr(module, "__file__", None) is None:

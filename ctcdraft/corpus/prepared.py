@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from ctcdraft.corpus import arrow_files, part_files
 from ctcdraft.corpus.finished import complete_manifest_of, intact_parts, open_table
@@ -210,6 +212,13 @@ def read_corpus(path: Path, fingerprint: dict[str, Any]) -> PreparedCorpus:
     manifest = complete_manifest_of(path)
     refuse_other_base(manifest, fingerprint, path)
     return PreparedCorpus(manifest, TokenStore(open_table(path, manifest)))
+
+
+def past_responses(base: BaseLM, path: str | None) -> Iterator[np.ndarray]:
+    """Yield the tokens of all responses in a prepared corpus, the last one first; none without a path."""
+    if path is not None:
+        for row in reversed(read_corpus(Path(path), base.fingerprint()).rows):
+            yield from (row.tokens_L[start:end].numpy() for start, end, _ in reversed(row.spans))
 
 
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:

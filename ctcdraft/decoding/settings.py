@@ -41,7 +41,8 @@ class DecodingSettings:
 
         sampled: whether its draft tokens were sampled.
         """
-        return self.temperature == 0 or self.token_for_token or (self.lossless and not sampled)
+        exact = self.temperature == 0 and getattr(self.verify, "exact_when_greedy", True)
+        return exact or self.token_for_token or (self.lossless and not sampled)
 
     def process_logits(self, logits_NV: Tensor) -> Tensor:
         """Return what verifiers read: log-probabilities_NV after temperature, top-k and top-p.

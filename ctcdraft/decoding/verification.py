@@ -1,4 +1,4 @@
-"""Verification of token trees: exact matching, rejection sampling, and Medusa's typical acceptance (LOSSY)."""
+"""Verification of token trees that keeps the base's distribution: exact matching, and rejection sampling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.step_operations import deepest_match
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree, VerifyResult
-from ctcdraft.errors import check_float
 
 # (tree, the base's log-probabilities_NV after each node, noise, position of the root). Without noise the distribution
 # is one-hot: only the argmax of each row counts, and rows need not be normalised.
@@ -212,37 +211,3 @@ def residual_distribution(p_NV: Tensor, left_NV: Tensor) -> Tensor:
     total_N1 = left_NV.sum(1, keepdim=True)
     # Where rounding leaves nothing, p itself stands in; it is then never sampled from.
     return torch.where(total_N1 > 0, left_NV / total_N1, p_NV)
-
-
-@dataclass(frozen=True)
-class TypicalAcceptance:
-    """Accept a draft token x if p(x) > min(epsilon, delta exp(-H(p))), H the entropy of the base's distribution p.
-
-    Cai et al. 2024 (Medusa), section 3.3.1. Of the longest accepted paths the base's most probable one is taken; the
-    bonus is a sample of the base. The decision does not depend on a random number, so the output does not follow the
-    base's distribution: probable draft tokens come too often. At temperature 0 only the base's argmax is accepted.
-    """
-
-    epsilon: float
-    delta: float
-
-    def __post_init__(self) -> None:
-        check_float(self.epsilon, "decoding.verify.epsilon", above=0, below=1)
-        check_float(self.delta, "decoding.verify.delta", above=0)
-
-    def __call__(self, tree: TokenTree, log_probs_NV: Tensor, noise: Any, root_position: int) -> VerifyResult:
-        if noise is None:
-            return match(tree, log_probs_NV, noise, root_position)
-        probs_NV = log_probs_NV.exp()
-        entropy_N = -(probs_NV * log_probs_NV).nan_to_num(0.0).sum(-1)  # 0 log 0 is 0
-        threshold_N = (self.delta * (-entropy_N).exp()).clamp(max=self.epsilon)
-        draft_log_probs_N = log_probs_NV[tree.parents_N, tree.tokens_N]
-        draft_log_probs_N[0] = 0.0
-        accepted_alone_N = draft_log_probs_N.exp() > threshold_N[tree.parents_N]
-        accepted_alone_N[0] = True
-        accepted_N = connected_to_root(tree, accepted_alone_N)
-        deepest_N = accepted_N & (tree.depths_N == (tree.depths_N * accepted_N).max())
-        likelihood_N = draft_log_probs_N.masked_fill(~accepted_N, 0.0) @ tree.ancestors_NN.T.to(draft_log_probs_N.dtype)
-        last = likelihood_N.masked_fill(~deepest_N, -float("inf")).argmax()
-        bonus = sample_base_tokens(log_probs_NV, noise, root_position, tree)[last]
-        return VerifyResult(path_to(tree, last.reshape(1)), tree.depths_N[last] + 1, bonus)

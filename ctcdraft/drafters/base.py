@@ -130,6 +130,12 @@ def samples_drafts(drafter: Any) -> bool:
     return any(getattr(part, "samples_drafts", False) for part in drafter_and_tree(drafter))
 
 
+def remembers_responses(drafter: Any) -> bool:
+    """Return whether drafts depend on the texts that were decoded before, hence on their order."""
+    parts = (getattr(drafter, role, None) for role in ("first", "second", "drafter"))
+    return getattr(drafter, "remembers_responses", False) or any(remembers_responses(part) for part in parts if part)
+
+
 def has_nested_trees(drafter: Any) -> bool:
     """Return whether the tree of n nodes is always the first n nodes of a larger tree; True unless declared."""
     return all(getattr(part, "has_nested_trees", True) for part in drafter_and_tree(drafter))

@@ -41,33 +41,23 @@ class DraftModelMemory:
         return int((self.tokens_L[:size] == tokens_L[:size]).cumprod(dim=0).sum())
 
 
-class DraftModel(SequentialDrafter):
-    """A causal language model with the base's tokenizer, used as it is or distilled from the base.
+class LanguageModelDrafter(SequentialDrafter):
+    """A causal language model that reads tokens alone: the text, then its own draft level by level."""
 
-    `train.py drafter=draft_model objective=distill` trains it as DistillSpec does (Zhou et al. 2024). lora_rank: rank
-    of the trained low-rank updates of its layers; None trains all weights.
-    """
-
-    usable_untrained = True
     fixed_shapes = True
     uses_hidden_states = False
 
-    def __init__(
-        self, base: BaseLM, path: str | None, lora_rank: int | None, frames: int, tree: StepTreeBuilder
-    ) -> None:
+    def __init__(self, base: BaseLM, lm: BaseLM, frames: int, tree: StepTreeBuilder) -> None:
         super().__init__(frames, tree, base.stop_token_ids)
-        if path is None:
-            raise InputError("drafter.path= is missing; give a Hugging Face folder or hub id with the base's tokenizer")
-        self.lm = load_draft_model(path, base)
+        self.lm = lm
         self.vocabulary, self.base_context = base.vocabulary, base.context_length
         self.teacher = TokenHead(base.head)  # of the base it needs no more: distributions to distil, in training
-        self.head = TokenHead(self.lm.head)
-        self.initialised = f"from {self.lm.name}"
-        if lora_rank is None:
-            self.lm.lm.requires_grad_(True)
-        else:
-            add_lora(self.lm.lm, lora_rank)
-            self.initialised += f" with LoRA of rank {lora_rank}"
+        self.head = TokenHead(lm.head)
+
+    @property
+    def cached_layers(self) -> int:
+        """Return the number of layers with keys and values."""
+        return self.lm.layers
 
     def train(self, mode: bool = True) -> Self:
         # Never with dropout: its random numbers are in no checkpoint, and resuming must equal not having stopped.
@@ -85,18 +75,26 @@ class DraftModel(SequentialDrafter):
         # roots_BA equal the text in a real batch; they are written over it so that a shifted root changes the output.
         root_positions_BA = (batch.anchors_BA + 1).clamp(max=batch.tokens_BL.shape[1] - 1)
         tokens_BL = batch.tokens_BL.scatter(1, root_positions_BA, batch.roots_BA)
-        packed = self.lm.packed_inputs(batch.position_ids_BL)
-        states_BLD = self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False, **packed).last_hidden_state
+        states_BLD = self.text_states(tokens_BL, batch.position_ids_BL)
         states_BATD = gather_following(states_BLD, batch.anchors_BA, batch.position_ids_BL, self.frames + 1)
         # It reads the root, not the base's hidden state at the anchor: frame t is at the position after the anchor's.
         return TokenEmissions(states_BATD[:, :, 1:], self.teacher, own=self.head)
+
+    def text_states(self, tokens_BL: Tensor, position_ids_BL: Tensor) -> Tensor:
+        """Return the hidden states_BLD that the lm_head reads, of packed texts in training."""
+        packed = self.lm.packed_inputs(position_ids_BL)
+        return self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False, **packed).last_hidden_state
+
+    def read(self, tokens_K: Tensor, position_ids_K: Tensor, seen_KM: Tensor | None, cache: Any) -> Tensor:
+        """Return the same hidden states_KD in decoding; see BaseLM.read_rows."""
+        return self.lm.read_rows(tokens_K, position_ids_K, seen_KM, cache)
 
     def step_function(self, context: Context, memory: DraftModelMemory | None) -> DraftModelStepFunction:
         if context.padded:
             # It has read the text but for the newest tokens: draft tokens are dropped after every draft.
             if memory is not None:
                 return DraftModelStepFunction(self, context, context.new_tokens_K, memory.cache)
-            cache = context.new_cache(self.lm.layers, context.nodes * self.frames, self.lm.context_length)
+            cache = context.new_cache(self.cached_layers, context.nodes * self.frames, self.lm.context_length)
             return DraftModelStepFunction(self, context, context.tokens_L, cache)
         memory = memory or self.empty_memory(context)
         memory.cache.crop(memory.common_length(context.tokens_L))
@@ -104,7 +102,7 @@ class DraftModel(SequentialDrafter):
 
     def empty_memory(self, context: Context) -> DraftModelMemory:
         rows = len(context.tokens_L) + context.remaining_tokens + context.nodes * self.frames
-        return DraftModelMemory(context.tokens_L[:0], self.lm.new_cache(rows))
+        return DraftModelMemory(context.tokens_L[:0], KVCache(self.cached_layers, rows))
 
     def draft(self, context: Context, memory: DraftModelMemory | None, rng: torch.Generator) -> Any:
         # The deepest draft token is not read, but its parent is, at a position within the model's context.
@@ -121,24 +119,46 @@ class DraftModel(SequentialDrafter):
         return super().why_not_captured()
 
 
+class DraftModel(LanguageModelDrafter):
+    """A small language model with the base's tokenizer, used as it is or distilled from the base.
+
+    `train.py drafter=draft_model objective=distill` trains it as DistillSpec does (Zhou et al. 2024). lora_rank: rank
+    of the trained low-rank updates of its layers; None trains all weights.
+    """
+
+    usable_untrained = True
+
+    def __init__(
+        self, base: BaseLM, path: str | None, lora_rank: int | None, frames: int, tree: StepTreeBuilder
+    ) -> None:
+        if path is None:
+            raise InputError("drafter.path= is missing; give a Hugging Face folder or hub id with the base's tokenizer")
+        super().__init__(base, load_draft_model(path, base), frames, tree)
+        self.initialised = f"from {self.lm.name}"
+        if lora_rank is None:
+            self.lm.lm.requires_grad_(True)
+        else:
+            add_lora(self.lm.lm, lora_rank)
+            self.initialised += f" with LoRA of rank {lora_rank}"
+
+
 class DraftModelStepFunction:
     """Reads the new tokens of the text, then draft tokens level by level; `release` drops the latter from the cache."""
 
-    def __init__(self, drafter: DraftModel, context: Context, new_tokens_K: Tensor, cache: KVCache) -> None:
+    def __init__(self, drafter: LanguageModelDrafter, context: Context, new_tokens_K: Tensor, cache: KVCache) -> None:
         self.drafter = drafter
         self.tokens_L = context.tokens_L
         self.cache = cache
         new = cache.append(len(new_tokens_K), new_tokens_K.device, count_1=context.count_1)
-        states_KD = drafter.lm.read_rows(new_tokens_K, new.position_ids_N, new.seen_by_text(), cache)
+        states_KD = drafter.read(new_tokens_K, new.position_ids_N, new.seen_by_text(), cache)
         new.close()
-        self.logits_KV = drafter.lm.head(context.newest(states_KD[None])[0])
+        self.logits_KV = drafter.head(context.newest(states_KD[None])[0])
         self.levels = LevelAttention(cache, new_tokens_K.device)
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
         if level := self.levels.next_level(rows_K):
             position_ids_K, seen_KM = level
-            states_KD = self.drafter.lm.read_rows(tokens_K, position_ids_K, seen_KM, self.cache)
-            self.logits_KV = self.drafter.lm.head(states_KD)
+            self.logits_KV = self.drafter.head(self.drafter.read(tokens_K, position_ids_K, seen_KM, self.cache))
         # Models of one tokenizer may pad their lm_head to different sizes; no token has those rows.
         log_probs_KV = self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
         return F.pad(log_probs_KV, (0, self.drafter.vocabulary - log_probs_KV.shape[1]), value=-torch.inf)

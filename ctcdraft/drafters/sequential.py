@@ -63,7 +63,7 @@ def teacher_forced_tokens(batch: Batch, frames: int) -> Tensor:
     return torch.cat([batch.roots_BA[..., None], following_BAT1[:, :, 2:, 0]], dim=-1)
 
 
-def decoder_layer(base: BaseLM, like_base: bool, input_norm: bool) -> tuple[CausalBlock, str]:
+def decoder_layer(base: BaseLM, like_base: bool, input_norm: bool, mlp: bool = True) -> tuple[CausalBlock, str]:
     """Return a decoder layer, initialised from one of the base's where their outputs agree, and a phrase on how.
 
     like_base: with the rotary frequencies, head norms, biases and activation of the base's layers. False, which older
@@ -71,7 +71,7 @@ def decoder_layer(base: BaseLM, like_base: bool, input_norm: bool) -> tuple[Caus
     """
     config = base_block_config(base.lm, base.context_length)
     config = config if like_base else config.as_plain_llama()
-    block = CausalBlock(config, input_norm=input_norm).to(base.device)
+    block = CausalBlock(config, input_norm, mlp).to(base.device)
     return block, init_from_base_layer(block, config, block, base.lm)[1]
 
 

@@ -7,6 +7,7 @@ machine that another one has warmed up. Every answer is timed, counted and compa
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -19,7 +20,9 @@ from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_con
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import uses_fixed_shapes
 from ctcdraft.distributed import ALONE, Distributed
+from ctcdraft.drafters.base import remembers_responses
 from ctcdraft.drafters.controls import find_oracle, give_oracle_text
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate, generate_answer
 from ctcdraft.evaluation.distribution_test import PITHistogram, draft_distributions, pit_histogram
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
@@ -42,6 +45,7 @@ def run_questions(
     """Answer questions, writing each record at once; without times where several processes share them."""
     if not todo:
         return
+    refuse_remembering(setup, folder, processes)
     warm_up(setup, next(iter(todo.values())), warm_up_tokens)
     checker = LosslessnessChecker(setup)
     progress.begin()
@@ -50,6 +54,16 @@ def run_questions(
         folder.append(record if processes.world_size == 1 else record.without_times())
     if processes.world_size > 1:
         folder.collect()
+
+
+def refuse_remembering(setup: EvaluationSetup, folder: OutputDir, processes: Distributed) -> None:
+    """Raise InputError for drafters whose drafts depend on earlier responses if this process does not decode all."""
+    names = [name for name, drafter in setup.contestants.items() if remembers_responses(drafter)]
+    if names and (folder.shard.of > 1 or processes.world_size > 1 or folder.records(sys.maxsize)):
+        raise InputError(
+            f"{names[0]} has remember=true and drafts from the responses it has decoded, so one process must decode "
+            "all questions without a stop; leave out remember=true, or give overwrite=true and no shard="
+        )
 
 
 def deal_questions(todo: Mapping[int, Prompt], processes: Distributed) -> Iterable[int]:

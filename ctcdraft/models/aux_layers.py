@@ -1,12 +1,13 @@
-"""The layers of a base whose hidden states draft heads read: base.aux_layers, and a head's own among them."""
+"""Layers of a base: those whose hidden states draft heads read (base.aux_layers), and its first ones as a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
+from torch import nn
 
 from ctcdraft.errors import InputError
 
@@ -53,3 +54,48 @@ def view_of_layers(base: Any, aux_layers: Sequence[str | int]) -> Any:
     view.aux_layers = list(aux_layers)
     view.state_columns = torch.cat([columns_D + base.width * base.aux_layers.index(layer) for layer in aux_layers])
     return view
+
+
+def first_layers(base: Any, layers: int | float, normed: bool) -> Any:
+    """Return the base without its later layers: embedding, first layers, final norm, lm_head, all of them shared.
+
+    Args:
+        layers: their number, or a fraction of the base's.
+        normed: whether the final norm follows the last of them.
+    """
+    is_fraction = isinstance(layers, float) and 0 < layers < 1
+    count = min(max(round(layers * base.layers), 1), base.layers - 1) if is_fraction else layers
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < base.layers:
+        raise InputError(
+            f"drafter.layers must be an integer from 1 to {base.layers - 1} or a fraction of the base's {base.layers} "
+            f"layers, got {layers}"
+        )
+    if base.layer_devices is not None:
+        raise InputError(
+            f"{base.name} is distributed over several devices, where its first layers cannot be run alone; leave out "
+            "base.device_map, or take another drafter"
+        )
+    inner = base.lm.base_model
+    children = dict(inner.named_children())
+    stacks = [name for name, part in children.items() if isinstance(part, nn.ModuleList) and len(part) == base.layers]
+    norms = [name for name, part in children.items() if "norm" in type(part).__name__.lower()]
+    if len(stacks) != 1 or len(norms) != 1:
+        raise InputError(
+            f"layers and final norm of {base.name} are not known among {', '.join(children)}, so its first layers "
+            "cannot be run alone; take another drafter"
+        )
+    config = deepcopy(base.lm.config)
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:count]
+    parts = {stacks[0]: children[stacks[0]][:count]} | ({} if normed else {norms[0]: nn.Identity()})
+    lm = with_children(base.lm, {base.lm.base_model_prefix: with_children(inner, parts, config=config)}, config=config)
+    return with_children(base, {"lm": lm}, aux_layers=["last"], state_columns=None, static_shapes=None)
+
+
+def with_children(module: Any, children: dict[str, Any], **attributes: Any) -> Any:
+    """Return a module with other children and attributes that shares all else with this one."""
+    new = copy(module)
+    # Without it `copy` would share the mapping, and the original would get the new children, too.
+    new.__dict__ |= {"_modules": module._modules | children, **attributes}
+    return new

@@ -126,24 +126,31 @@ class GatedMLP(PackedLinears):
 
 
 class LlamaBlock(nn.Module):
-    """Norm, attention, norm, MLP, with residual connections. input_norm: False for EAGLE's layer."""
+    """Norm, attention, norm, MLP, with residual connections.
 
-    def __init__(self, shape: BlockConfig, attention: AttentionProjections, input_norm: bool = True) -> None:
+    input_norm: False for EAGLE's layer. mlp: False for Kangaroo's, which ends with the attention.
+    """
+
+    def __init__(
+        self, shape: BlockConfig, attention: AttentionProjections, input_norm: bool = True, mlp: bool = True
+    ) -> None:
         super().__init__()
         self.attention_norm = optional_norm(shape.width, shape, input_norm)
         self.attention: Any = attention
-        self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
-        self.mlp = GatedMLP(shape)
+        self.mlp: Any = None
+        if mlp:
+            self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
+            self.mlp = GatedMLP(shape)
 
 
 class CausalAttention(AttentionProjections):
     """Causal attention over new and cached rows, or attention under the mask `seen`, before the output projection."""
 
-    def forward(self, x_BLD: Tensor, rotation: Any, cache: Any, seen: Tensor | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotation: Any, cache: Any, seen: Tensor | None, layer: int) -> Tensor:
         if cache is None:
             query, (keys, values) = self.queries(x_BLD, rotation), self.keys_values(x_BLD, rotation)
         else:
-            query, keys, values = self.attended(x_BLD, x_BLD.shape[1], rotation, cache, 0)
+            query, keys, values = self.attended(x_BLD, x_BLD.shape[1], rotation, cache, layer)
             if cache.fixed_shapes and seen is not None:
                 return self.attend(query, keys, values, self.mask_of(seen, query.dtype))
             if seen is None:  # `is_causal` would align the triangle with the first key, not with the last
@@ -156,20 +163,25 @@ class CausalAttention(AttentionProjections):
 class CausalBlock(LlamaBlock):
     """One decoder block over text from left to right, or over a tree of draft tokens after it."""
 
-    def __init__(self, shape: BlockConfig, input_norm: bool) -> None:
-        super().__init__(shape, CausalAttention(shape), input_norm)
+    def __init__(self, shape: BlockConfig, input_norm: bool, mlp: bool = True) -> None:
+        super().__init__(shape, CausalAttention(shape), input_norm, mlp)
         self.rotary = Rotary(shape.frequencies, shape.positions, shape.rotary_scale)
 
-    def forward(self, x_BLD: Tensor, position_ids: Tensor, cache: Any = None, seen: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BLD: Tensor, position_ids: Tensor, cache: Any = None, seen: Tensor | None = None, layer: int = 0
+    ) -> Tensor:
         """Return the block's output [B, L, D].
 
         Args:
             position_ids: [L], or [B, L] where sequences differ.
             cache: a KVCache of earlier rows, to which these are appended.
             seen: true where a row may attend, [L, M] or [B, 1, L, M]; None: to all rows up to itself.
+            layer: number of the layer in the cache.
         """
         fixed_shapes = cache is not None and cache.fixed_shapes
         rotation = self.rotary.at(position_ids) if fixed_shapes else self.rotary(position_ids[..., None, :])
-        mixed_BLE = self.attention(self.attention_norm(x_BLD), rotation, cache, seen)
+        mixed_BLE = self.attention(self.attention_norm(x_BLD), rotation, cache, seen, layer)
         x_BLD = x_BLD[..., -self.attention.shape.width :] + self.attention.out(mixed_BLE)  # the last of its inputs
+        if self.mlp is None:
+            return x_BLD
         return add_linear(x_BLD, self.mlp.down, self.mlp.inner(self.mlp_norm(x_BLD)))

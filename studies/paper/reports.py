@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.benchmarks import PUBLISHED_SIZES
-from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.records import AUTOREGRESSIVE, SAME_TOKENS
 
 Row = Mapping[str, Any]
 CellKey = tuple[str, str, str]  # drafter, benchmark, base
@@ -69,6 +69,8 @@ def exclusion_reason(row: Row) -> str | None:
         return f"sampled at temperature {row['temperature']:g}, where the table is greedy"
     if not row["prompts"]:
         return "no question is finished"
+    if row["lossless"].get("owes", SAME_TOKENS) != SAME_TOKENS:
+        return "decoded with a verifier that does not promise the baseline's tokens"
     if wrong := row["lossless"]["owed"]["wrong"]:
         return f"not lossless (on {wrong} of {row['prompts']:,} questions its tokens are not the baseline's)"
     return None

@@ -14,11 +14,12 @@ from training_parts import block_heads
 
 from ctcdraft.decoding import static_loop, static_step
 from ctcdraft.decoding.loop import generate, step_execution, why_not_captured
+from ctcdraft.decoding.lossy_acceptance import TypicalAcceptance
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.static_step import seen_rows
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.decoding.verification import TypicalAcceptance, match
+from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.trees.dynamic import DynamicTree

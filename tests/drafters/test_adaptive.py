@@ -22,6 +22,7 @@ from ctcdraft.drafters.adaptive import AdaptiveDrafter, keep_best_nodes, keep_no
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.suffix import SuffixDecoding
 from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes
 
 SIZES = (1, 2, 4, 8, 12)
@@ -170,6 +171,7 @@ def drafters(base, folder, text):
     yield make_sequential_drafter("draft_model", base, folder)
     yield PromptLookup(base, 3, 6)
     yield PromptLookup(base, 3, 6, [0.3, 0.6])
+    yield SuffixDecoding(base, 8, 2.0, 1.0, 0.05, lambda base: (), 99, remember=False)
     yield Merged(base, head, PromptLookup(base, 3, 6, [0.3, 0.6]))
     yield random_drafter(base.vocabulary, 12)
     yield oracle_drafter(text, 5)

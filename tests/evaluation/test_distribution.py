@@ -12,11 +12,11 @@ from small_evaluations import PROMPTS, Corrupt, evaluate_to, make_evaluation, ma
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.lossy_acceptance import RelaxedAcceptance, TypicalAcceptance
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
 from ctcdraft.decoding.verification import (
     Rejection,
-    TypicalAcceptance,
     k_sequential,
     match,
     multi_round,
@@ -290,8 +290,13 @@ def test_too_few_tokens_are_not_tested(tmp_path):
     assert "NOT LOSSLESS" not in text
 
 
-def test_lossy_is_written_in_every_table(tmp_path):
-    content = run(with_sampled(Sampled(1, 261), verify=TypicalAcceptance(0.09, 0.3), lossless=False), tmp_path)
+@pytest.mark.parametrize(
+    ("verify", "temperature"), [(TypicalAcceptance(0.09, 0.3), 1.0), (RelaxedAcceptance(5, 3.0), 0.0)]
+)
+def test_lossy_is_written_in_every_table(tmp_path, verify, temperature):
+    """Relaxed acceptance is lossy at temperature 0, too, where all other verifiers give the base's tokens."""
+    setup = with_sampled(Sampled(1, 261), verify=verify, lossless=False)
+    content = run(replace(setup, settings=replace(setup.settings, temperature=temperature)), tmp_path)
     assert [row["lossless"]["owes"] for row in content["rows"]] == ["words", "nothing", "nothing"]
     markdown = (tmp_path / "report.md").read_text()
     lines = [line for line in markdown.split("\n") if line.startswith("| ") and " drawn" in line]
@@ -322,7 +327,7 @@ def test_the_name_of_a_verifier_does_not_depend_on_the_process():
     assert qualified_name(match) == "ctcdraft.decoding.verification.match"
     assert (
         qualified_name(TypicalAcceptance(0.1, 0.2))
-        == "ctcdraft.decoding.verification.TypicalAcceptance(epsilon=0.1, delta=0.2)"
+        == "ctcdraft.decoding.lossy_acceptance.TypicalAcceptance(epsilon=0.1, delta=0.2)"
     )
     inner = "ctcdraft.decoding.verification.multi_round"
     assert qualified_name(Rejection(multi_round)) == f"ctcdraft.decoding.verification.Rejection(rule={inner})"

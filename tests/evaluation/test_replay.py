@@ -17,6 +17,7 @@ from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.suffix import SuffixDecoding
 from ctcdraft.drafters.trees.ctc import Collapse
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import StaticPerFrameTree
@@ -53,7 +54,14 @@ def drafters(base, folder):
         make_sequential_drafter(kind, base, folder, tree=DynamicTree(width, tokens)) for kind, width, tokens in GROWTHS
     ]
     merged = Merged(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2))
-    others = [PromptLookup(base, 2, 6), random_drafter(base.vocabulary, 12), merged]
+    suffix = SuffixDecoding(base, 8, 2.0, 1.0, 0.1, lambda base: (), 99, remember=False)
+    others = [
+        PromptLookup(base, 2, 6),
+        PromptLookup(base, 3, 6, prompt_only=True),
+        suffix,
+        random_drafter(base.vocabulary, 12),
+        merged,
+    ]
     return [one.double() for one in (*heads, *steps)] + others
 
 

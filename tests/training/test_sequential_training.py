@@ -28,6 +28,7 @@ def lora(base, folder):
 
 CASES = {
     **SEQUENTIAL_CASES,
+    "kangaroo": (lambda base, folder: make_sequential_drafter("kangaroo", base, folder, 3), Distill(3, 1.0, kl)),
     "draft_model": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), CrossEntropy(3, 1.0)),
     "draft_model_distilled": (
         lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3),

@@ -16,7 +16,7 @@ from torch import Tensor
 from ctcdraft.decoding.loop import Context, Drafter, generate, refuse_over_budget
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.base import has_nested_trees
+from ctcdraft.drafters.base import has_nested_trees, remembers_responses
 from ctcdraft.drafters.controls import give_oracle_text
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
@@ -53,7 +53,7 @@ def record_base_answer(base: BaseLM, prompt_L: Tensor, settings: DecodingSetting
 
 def refuse_unreplayable(settings: DecodingSettings) -> None:
     """Raise InputError if the text would depend on the drafter."""
-    if settings.temperature > 0 and not settings.token_for_token:
+    if not settings.owes_token_identity(sampled=True):
         raise InputError(
             "replay needs a text that does not depend on the drafter, which this decoding does not promise; use "
             "decoding=greedy or decoding=sampling, or leave out measure=replay and give a number as decoding.nodes="
@@ -122,6 +122,11 @@ def replay_drafts(
     """Return the decoding steps for every tree size."""
     if not answer.contexts:
         return dict.fromkeys(sizes, ())
+    if remembers_responses(drafter):
+        raise InputError(
+            "a drafter with remember=true drafts from the responses it has decoded, which a replay does not decode; "
+            "leave out remember=true, or leave out measure=replay and give a number as decoding.nodes="
+        )
     # A smaller tree is the first nodes of a larger one, for most drafters: then one draft serves all sizes.
     together = [sizes] if has_nested_trees(drafter) else [[nodes] for nodes in sizes]
     steps: dict[int, tuple[DecodeStep, ...]] = {}
