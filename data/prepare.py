@@ -18,7 +18,7 @@ import hydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ctcdraft.config.build import meta_base, portable_config
+from ctcdraft.config.build import meta_base, planned_processes, portable_config
 from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.schema import check_config
 from ctcdraft.corpus import finished, part_files, prepared
@@ -63,7 +63,7 @@ def main(config: DictConfig) -> None:
         processes = init_distributed(config.device, config.timeout_minutes, tensors=False)
     if only_shown and not processes.is_main:
         return
-    share = Shard(shard.number, shard.of * processes.world_size)
+    share = Shard(shard.number, shard.of * planned_processes(config))
     corpus = instantiate(config.corpus) if only_shown else processes.from_main(lambda: instantiate(config.corpus))
     answers = instantiate(config.answers)
     # Without weights the plan is made from the config of the base model. show= generates absent responses, so it needs
