@@ -117,11 +117,10 @@ def describe_result(manifest: part_files.Manifest, shard: Shard, out: Path) -> s
         f"{counts['ended_share']:.1%} of the answers ended, {counts['cut_prompts']:,} prompts cut to fit"
     )
     if "rows" in counts:  # older versions had a row for every response
-        text += (
-            f"\n{counts['rows']:,} rows: {counts['conversations_in_one_row']:,} conversations in one, "
-            f"{counts['conversations_in_several_rows']:,} in several, because a later prompt does not begin with what "
-            "came before it"
-        )
+        several = counts["conversations_in_several_rows"]
+        why = ", because a later prompt does not begin with what came before it"
+        text += f"\n{counts['rows']:,} rows: {counts['conversations_in_one_row']:,} conversations in one, "
+        text += f"{several:,} in several{why if several else ''}"
     if counts["reencoded"] or counts["dropped"]:
         text += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
     return "\n".join([text, *corpus_warnings(manifest)])

@@ -143,8 +143,8 @@ def describe_size(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGe
     return [
         f"about {work.user_tokens:,} tokens of prompts ({work.counted}){recalled}, "
         f"at most {work.response_tokens:,} of responses ({answers.max_new_tokens:,} each)",
-        f"rows      {work.rows:,}, one for each conversation whose prompts keep what came before; at most "
-        f"{work.row_tokens:,} tokens (by turn {work.turns:,} rows and {work.tokens_by_turn:,} tokens)",
+        f"rows      {work.rows:,}, at most {work.row_tokens:,} tokens: one per conversation if the template keeps its "
+        f"history (by turn {work.turns:,} rows, {work.tokens_by_turn:,} tokens)",
         f"at most {format_bytes(work.row_tokens * BYTES_PER_TOKEN)} {where}",
         f"states    at most {describe_hidden_states(work.row_tokens, size)} ({size.state_width:,} values per token) "
         "with hidden_states=offline; none with hidden_states=online",
