@@ -101,7 +101,11 @@ class Distributed:
         store = group.get_group_store()
 
         def take() -> Iterator[Item]:
-            while (number := store.add(taken, 1) - 1) < len(items):
+            while True:
+                with lost_process():
+                    number = store.add(taken, 1) - 1
+                if number >= len(items):
+                    return
                 yield items[number]
 
         return take()
@@ -140,11 +144,14 @@ ALONE = Distributed()
 
 @contextmanager
 def lost_process() -> Iterator[None]:
-    """Turn the error of a collective operation whose other end is gone or silent into one sentence."""
+    """Turn the error of an exchange whose other end is gone or silent into one sentence."""
+    import torch
+
     try:
         yield
-    except RuntimeError as error:  # gloo's have no class of their own
-        if not any(library in str(error) for library in ("gloo", "NCCL")):
+    except RuntimeError as error:
+        # gloo's have no class of their own; DistError is that of the store, which ends with the first machine.
+        if not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error) or "NCCL" in str(error)):
             raise
         raise LostProcessError(
             f"another process of this job has ended, or did not answer within timeout_minutes= ({first_line(error)})"

@@ -18,7 +18,7 @@ import hydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ctcdraft.config.build import meta_base, portable_config
+from ctcdraft.config.build import meta_base, planned_processes, portable_config
 from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.schema import check_config
 from ctcdraft.corpus import finished, part_files, prepared
@@ -63,7 +63,7 @@ def main(config: DictConfig) -> None:
         processes = init_distributed(config.device, config.timeout_minutes, tensors=False)
     if only_shown and not processes.is_main:
         return
-    share = Shard(shard.number, shard.of * processes.world_size)
+    share = Shard(shard.number, shard.of * planned_processes(config))
     corpus = instantiate(config.corpus) if only_shown else processes.from_main(lambda: instantiate(config.corpus))
     answers = instantiate(config.answers)
     # Without weights the plan is made from the config of the base model. show= generates absent responses, so it needs
@@ -117,11 +117,10 @@ def describe_result(manifest: part_files.Manifest, shard: Shard, out: Path) -> s
         f"{counts['ended_share']:.1%} of the answers ended, {counts['cut_prompts']:,} prompts cut to fit"
     )
     if "rows" in counts:  # older versions had a row for every response
-        text += (
-            f"\n{counts['rows']:,} rows: {counts['conversations_in_one_row']:,} conversations in one, "
-            f"{counts['conversations_in_several_rows']:,} in several, because a later prompt does not begin with what "
-            "came before it"
-        )
+        several = counts["conversations_in_several_rows"]
+        why = ", because a later prompt does not begin with what came before it"
+        text += f"\n{counts['rows']:,} rows: {counts['conversations_in_one_row']:,} conversations in one, "
+        text += f"{several:,} in several{why if several else ''}"
     if counts["reencoded"] or counts["dropped"]:
         text += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
     return "\n".join([text, *corpus_warnings(manifest)])

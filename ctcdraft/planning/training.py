@@ -65,6 +65,7 @@ def plan_training(
     size, left = ModelStats.of(base), max(steps - done, 0)
     hours = seconds * left * gradient_accumulation_steps / 3600  # `seconds` are those of this process's share
     memory = StepMemory(size, trained, batch, saved_bytes, emission_bytes)
+    beyond = f"; {batches.rows.beyond:,} more begin beyond trainer.max_length=" if batches.rows.beyond else ""
     of_base = f" (and {trained - own:,} of the base)" if trained > own else ""
     return "\n".join(
         [
@@ -72,7 +73,7 @@ def plan_training(
             *describe_draft_vocab(drafter, batches.rows, base.vocabulary),
             *describe_draft_bytes(drafter, base),
             f"corpus      {len(batches.rows):,} rows, {responses:,} responses, {tokens:,} tokens, {windows:,} windows, "
-            f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
+            f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels){beyond}",
             describe_steps(steps, gradient_accumulation_steps, rows, anchors, steps / batches.steps_per_epoch)
             + (f"; {done:,} of them are done" if done else ""),
             memory.describe_emissions(),

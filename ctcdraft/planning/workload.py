@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ctcdraft.corpus.chat_template import chat_messages, keeps_history, prompt_tokens
@@ -44,10 +44,10 @@ class CorpusTokenCounts:
         """Return the counts of the prompts under the settings of a response generator."""
         # A prompt is cut to 3/4 of the context.
         tokenizer, most, limit = base.tokenizer, answers.max_new_tokens, base.context_length * 3 // 4
-        sample = prompts[:: -(-len(prompts) // SAMPLE_SIZE)]
+        sample = sampled(prompts)
         lengths = [count_turn_tokens(prompt, tokenizer) for prompt in sample]
         # A turn whose prompt does not begin with the row before it is a row of its own.
-        kept = limit if tokenizer is None or keeps_history(tokenizer, base.stop_token_ids) else 0
+        kept = limit if joins_turns(base) else 0
         counts = [count_prompt_tokens(turns, most, limit) + count_rows(turns, most, limit, kept) for turns in lengths]
         totals = [sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True)]
         user_tokens, recalled, rows, row_tokens = (total * answers.samples for total in totals)
@@ -101,6 +101,23 @@ class CorpusTokenCounts:
         if prefill_seconds is None or decoding_seconds is None:
             return None
         return (prefill_seconds + decoding_seconds) / 3600
+
+
+def sampled(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    return prompts[:: -(-len(prompts) // SAMPLE_SIZE)]
+
+
+def joins_turns(base: BaseLM) -> bool:
+    """Return whether all turns of a conversation are in one row; assumed where there is no tokenizer."""
+    return base.tokenizer is None or keeps_history(base.tokenizer, base.stop_token_ids)
+
+
+def least_row_tokens(prompts: Sequence[Prompt], base: BaseLM, longest: int) -> int:
+    """Return the tokens of the rows, of which training reads at most `longest` each, if all responses were empty."""
+    sample, joined = sampled(prompts), joins_turns(base)
+    lengths = [[*accumulate(count_turn_tokens(prompt, base.tokenizer))] for prompt in sample]
+    rows = [min(longest, length) for upto in lengths for length in (upto[-1:] if joined else upto)]
+    return sum(rows) * len(prompts) // len(sample)
 
 
 def first_turn_tokens(tokenizer: Any, turns: Sequence[str]) -> list[int]:

@@ -55,6 +55,8 @@ class LossOf(nn.Module):
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
         self.trained = nn.ParameterList(parameters)
+        # Without an unused one, every process would print that DDP need not have looked for them.
+        self.unused = nn.Parameter(parameters[0].new_zeros(1))
 
     def forward(self, loss: Callable[[], Loss]) -> tuple[Tensor, Tensor | None]:
         result = loss()
@@ -110,8 +112,7 @@ class TorchEngine:
         loss_of = LossOf(self.parameters)
         if self.distributed.world_size == 1:
             return loss_of
-        # A head may have parameters that an objective does not train; DDP would wait for their gradients. Where it has
-        # none, torch says once that the search was not needed.
+        # A head may have parameters that an objective does not train; DDP would wait for their gradients.
         return DistributedDataParallel(loss_of, find_unused_parameters=True, gradient_as_bucket_view=True)
 
     def backward(self, losses: Sequence[Callable[[], Loss]]) -> list[Tensor]:

@@ -49,10 +49,12 @@ def split_held_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[
     """
     ids = sorted({first_turn_key(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held_out = set(ids[: min(prompts, len(ids) // 2)])
-    kept, first_turns = [], {}
+    kept, first_turns, beyond = [], {}, 0
     for index, row in enumerate(rows):
         if first_turn_key(row.id) not in held_out:
-            if any(end - start >= 2 for start, end, _ in cut_spans(row.spans, max_length)):  # a root and a label
+            spans = cut_spans(row.spans, max_length)
+            beyond += len(row.spans) - len(spans)
+            if any(end - start >= 2 for start, end, _ in spans):  # a root and a label
                 kept.append(index)
         elif row.turn == 0:
             first_turns[first_turn_key(row.id)] = row
@@ -60,5 +62,6 @@ def split_held_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[
     rows_kept = TokenSequences(
         Column(rows, kept, lambda row: row.tokens_L[: cut_spans(row.spans, max_length)[-1][1]].long()),
         Column(rows, kept, lambda row: cut_spans(row.spans, max_length)),
+        beyond,
     )
     return rows_kept, [row.tokens_L[: row.spans[0][0]].long() for row in first_turns.values()]

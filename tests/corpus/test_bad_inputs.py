@@ -225,8 +225,10 @@ STORED = [*TRAIN, "corpus.path=done", "hidden_states=offline", "hidden_states.pa
         ("data/prepare.py", [*TINY, "answers.max_new_tokens=9", "out=done"], "answers.max_new_tokens=8 (now 9)"),
         ("train.py", [*STORED, "hidden_states.precision=float8"], "must be one of float32, bfloat16, int8, got float8"),
         ("train.py", [*STORED, "hidden_states.limit_gb=1e-6"], "limit_gb=1e-06; give hidden_states=online"),
+        ("train.py", [*STORED, "corpus.path=good.jsonl", "hidden_states.limit_gb=1e-6"],
+         "hidden_states=offline would store at least "),
     ],
-    ids=["another base", "other settings", "no precision", "no room"],
+    ids=["another base", "other settings", "no precision", "no room", "no room for the prompts alone"],
 )  # fmt: skip
 def test_a_finished_corpus_is_not_used_otherwise(world, monkeypatch, capsys, script, arguments, sentence):
     assert sentence in error_of(world, monkeypatch, capsys, script, *arguments)

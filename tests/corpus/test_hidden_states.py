@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from tiny_models import random_base, random_lm, tiny_tokenizer
 from torch.nn.utils.rnn import pad_sequence
 from training_parts import make_trainer, random_sequences
 
-from ctcdraft.corpus import shard_folder
+from ctcdraft.corpus import shard_filling, shard_folder
 from ctcdraft.corpus.batches import Batches
 from ctcdraft.corpus.hidden_states import PRECISIONS, OfflineHiddenStates, OnlineHiddenStates, compute_hidden_states
 from ctcdraft.errors import InputError
@@ -90,6 +92,35 @@ def test_a_store_serves_a_corpus_in_another_order(base, tmp_path):
     assert torch.allclose(turned.stored_states([[2]]), compute_hidden_states(base, turned.tokens[2][None]), atol=1e-5)
 
 
+def test_two_runs_that_start_together_compute_each_shard_once(base, tmp_path):
+    """As jobs of a sweep do: the second waits for the first, which waits here for half a second."""
+    tokens, computed, began = random_sequences().tokens, [], threading.Event()
+    sources = [stored(base, tokens, tmp_path) for _ in range(2)]
+
+    def counting(source, wait):
+        compute = source.compute_shard
+
+        def counted(shard):
+            computed.append(shard)
+            wait()
+            return compute(shard)
+
+        source.compute_shard = counted
+
+    def start_second():
+        if second.ident is None:
+            second.start()
+            began.wait(0.5)
+
+    second = threading.Thread(target=sources[1].precompute)
+    counting(sources[0], start_second)
+    counting(sources[1], began.set)
+    sources[0].precompute()
+    second.join()
+    assert sorted(computed) == [0, 1, 2]
+    assert torch.equal(sources[0].row(0), sources[1].row(0))
+
+
 def test_before_they_are_stored_a_step_computes_them(base, tmp_path):
     source = stored(base, random_sequences().tokens, tmp_path)
     assert source.stored_states([[0]]) is None
@@ -102,7 +133,9 @@ def test_before_they_are_stored_a_step_computes_them(base, tmp_path):
 
 @pytest.mark.parametrize("harm", ["flipped", "cut", "emptied", "lost"])
 @pytest.mark.parametrize("marked", [True, False])
-def test_a_damaged_shard_is_written_again(base, tmp_path, harm, marked, capsys):
+def test_a_damaged_shard_is_written_again(base, tmp_path, harm, marked, capsys, monkeypatch):
+    if harm != "flipped":  # what has not the size that it had is found without a sample
+        monkeypatch.setattr(shard_filling, "SAMPLED_SHARDS", 0)
     tokens = random_sequences().tokens
     source, _ = filled(base, tokens, tmp_path)
     file = source.folder.files[1]
@@ -178,6 +211,14 @@ def test_the_store_used_longest_ago_is_removed_first_and_none_in_use(base, tmp_p
     filled(base, sequences[3], tmp_path, limit_gb=limit)
     assert [source.folder.path.exists() for source in (one, two, three)] == [True, False, True]
     assert (tmp_path / "mine.safetensors").exists()
+
+
+def test_a_store_that_the_disk_has_no_room_for_is_refused(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(InputError, match=r"32\.6 kB of hidden states do not fit into .*, 1\.0 kB of the disk are free"):
+        filled(base, random_sequences().tokens, tmp_path)
+    monkeypatch.setattr(shard_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=33_000))
+    assert filled(base, random_sequences().tokens, tmp_path)[1] == [0, 1, 2]
 
 
 def test_a_store_above_the_limit_is_refused_with_the_ways_out(tmp_path):

@@ -14,7 +14,7 @@ from ctcdraft.distributed import Shard
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.models.meta import meta_base_if_absent
 from ctcdraft.planning import corpus as planning_corpus
-from ctcdraft.planning.workload import CorpusTokenCounts, count_prompt_tokens, count_rows
+from ctcdraft.planning.workload import CorpusTokenCounts, count_prompt_tokens, count_rows, least_row_tokens
 
 PROMPTS = [
     Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 4)), None) for n in range(1, 12)
@@ -78,7 +78,7 @@ def test_the_plan_prints_amounts_and_folder(base, tmp_path):
     assert f"answers 11 prompts, {TURNS} turns" in plan
     assert f"at most {TURNS * 12} of responses (12 each)" in plan
     assert f"MB into {tmp_path / 'out'}" in plan.replace("kB into", "MB into")
-    assert "seconds for each of 4 shards (a trial of" in plan
+    assert "seconds, shared by 4 processes (a trial of" in plan
     assert not (tmp_path / "out").exists()
 
 
@@ -131,6 +131,19 @@ def test_rows_are_planned_by_what_the_template_keeps(base, tmp_path):
     assert (work.rows, work.row_tokens) == (TURNS, work.tokens_by_turn)
 
 
+def test_the_tokens_of_rows_are_at_least_those_of_the_prompts(base):
+    """Each turn once where it joins the row before it; each row as far as training reads it."""
+    dry_run = meta_base_if_absent("owner/name", "float32", "cpu", config=SHAPE).base  # tokens as characters / 4
+    prompts = [Prompt("a", "test", ("x" * 40, "x" * 80), None), Prompt("b", "test", ("x" * 20,), None)]
+    assert least_row_tokens(prompts, dry_run, 100) == 10 + 20 + 5
+    assert least_row_tokens(prompts, dry_run, 12) == 12 + 5
+    assert least_row_tokens(PROMPTS, base, 256) < CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base).row_tokens
+    raw = random_base()
+    raw.tokenizer.chat_template = None
+    turns = [len(raw.tokenizer(text)["input_ids"]) for text in prompts[0].turns]
+    assert least_row_tokens(prompts[:1], raw, 256) == turns[0] + sum(turns)
+
+
 def test_a_dry_run_counts_the_same_and_estimates_tokens_without_a_tokenizer(base):
     dry_run = meta_base_if_absent("owner/name", "float32", "cpu", config=SHAPE)
     plan = planning_corpus.plan_corpus_dry_run(
@@ -151,7 +164,7 @@ def test_a_dry_run_counts_the_same_and_estimates_tokens_without_a_tokenizer(base
         dry_run, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), Shard(1, 4)
     )
     assert shared.measured["hours_at_most"] * 4 == pytest.approx(timed.measured["hours_at_most"])
-    assert "for each of 4 shards at 1e+06 FLOP/s" in str(shared)
+    assert ", shared by 4 processes at 1e+06 FLOP/s" in str(shared)
     dry_run.base.tokenizer = base.tokenizer
     whole = planning_corpus.plan_corpus_dry_run(
         dry_run, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD

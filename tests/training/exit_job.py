@@ -1,4 +1,4 @@
-"""Process started by torchrun in test_two_processes.py: one collective, then exit while gloo threads wait for the GIL.
+"""Process started by torchrun in test_two_processes.py: items are dealt, then exit while gloo threads wait for the GIL.
 
 torchrun --nproc-per-node 4 tests/training/exit_job.py [held]      held: a reference to the process group is
 kept, and the number of threads is not printed, because printing releases the GIL to them
@@ -25,4 +25,7 @@ if "held" not in sys.argv:
 peers = init_distributed("cpu")
 held = torch.distributed.group.WORLD if "held" in sys.argv else None
 sys.setswitchinterval(1000)  # seconds: other threads get the GIL only where it is released
-peers.all_gather_object([torch.ones(10)])
+shares = [[*peers.deal(range(50))], [*peers.deal(["x"])]]
+of_all = peers.all_gather_object([shares, torch.ones(10)])
+assert sorted(item for (numbers, _), _ in of_all for item in numbers) == list(range(50))
+assert [item for (_, texts), _ in of_all for item in texts] == ["x"]

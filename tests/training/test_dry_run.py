@@ -92,8 +92,8 @@ def test_accumulated_batches_and_packs_are_counted():
     hours = [float(plan.split("time        about ")[1].split(" hours ")[0]) for plan in (alone, thrice)]
     assert hours[1] == pytest.approx(3 * hours[0], abs=0.1)
     packs = plan_dry_run(base, head, CTC(3), stats, type("Trainer", (Trainer,), {"pack_length": 100}), once)
-    assert "100 of 4 rows x 8 anchors, 24.0 epochs" in packs  # three responses of 30 tokens each
-    assert " for 4 rows of 90 tokens with hidden_states=online" in packs
+    assert "100 of 4 rows x 8 anchors, 26.7 epochs" in packs  # 3.3 rows of 30 tokens each
+    assert " for 4 rows of 100 tokens with hidden_states=online" in packs
     assert "(4 rows of 100 tokens)" in packs
 
 

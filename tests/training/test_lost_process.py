@@ -64,6 +64,12 @@ def test_a_process_killed_between_steps_ends_the_job_too(tmp_path, engine, kill_
     killed_and_resumed([tmp_path] * processes, engine, newest=newest, kill_in=kill_in, kill_at=kill_at)
 
 
+def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
+    done = run_job([tmp_path] * 2, runs=[{"folder": "stopped", "steps": 10, "kill_at": 7, "signal": "SIGTERM"}])
+    assert [status for status, _ in done] == [143, 143], done
+    assert RunDirectory(tmp_path / "stopped").last_step == 8
+
+
 def same(ours, theirs, most):
     """Return whether two states are equal, with numbers apart by at most `most`."""
     if isinstance(ours, dict):

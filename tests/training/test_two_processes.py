@@ -18,7 +18,7 @@ from torchrun_job import curve, uneven_rows
 from training_parts import logged_metrics, make_trainer
 
 from ctcdraft.corpus.batches import Batches, first_fit_packing, one_per_row
-from ctcdraft.distributed import ALONE, Distributed, init_distributed
+from ctcdraft.distributed import ALONE, Distributed, LostProcessError, init_distributed, lost_process
 from ctcdraft.errors import InputError
 from ctcdraft.models.deepspeed import SINGLE_PROCESS_ENV, load_deepspeed
 from ctcdraft.training.loggers import JsonlLogger
@@ -103,6 +103,22 @@ def test_a_port_in_use_is_one_sentence(monkeypatch):
             init_distributed("cpu")
 
 
+def test_a_store_that_has_ended_is_one_sentence():
+    """It is on the first machine; other errors are left alone."""
+    server = torch.distributed.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+    client = torch.distributed.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
+    del server
+
+    def exchange():
+        for _ in range(3):  # what was sent just before the end raises nothing
+            client.add("taken", 1)
+
+    with pytest.raises(LostProcessError, match="another process of this job has ended"), lost_process():
+        exchange()
+    with pytest.raises(RuntimeError, match="shapes"), lost_process():
+        raise RuntimeError("shapes do not fit")
+
+
 def test_one_device_for_all_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="device=cuda is one device for 2 processes"):
@@ -150,7 +166,10 @@ def test_zero_trains_like_one_process(tmp_path, stage):
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc, which is not here")
 @pytest.mark.parametrize(("arguments", "output"), [([], ["0 threads left"] * 4), (["held"], [])])
 def test_processes_that_exit_right_after_a_collective_do_not_abort(arguments, output):
-    """No gloo thread is left that could abort the process; where the group is referenced, they stay and do no harm."""
+    """No gloo thread is left that could abort the process; where the group is referenced, they stay and do no harm.
+
+    Before, items are dealt: each to one process, in two rounds.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port", str(free_port()),
          str(EXIT_JOB), *arguments],

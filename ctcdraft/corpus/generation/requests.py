@@ -104,7 +104,7 @@ class GenerationSpeed:
         return reading / times + decoding, reading + decoding * times
 
     def describe(self, hours: tuple[float, float], each: str) -> str:
-        """Return the bounds as text for the plan. each: inserted after the hours, such as " for each of 4 shards"."""
+        """Return the bounds as text for the plan. each: inserted after the hours, such as ", shared by 4 processes"."""
         least, most = map(hardware.format_hours, hours)
         if self.rows == self.batch:
             return f"at most about {most}{each} ({self})"
