@@ -46,7 +46,7 @@ def build_dynamic_tree(
 
     Args:
         prune: do not continue texts that cannot be in the tree, on a CPU. The tree is the same but for exact ties; it
-            pays where every prefix costs logits over the whole vocabulary.
+            pays where every prefix costs a pass over the whole vocabulary.
     """
     root, count = request.root, request.nodes - 1
     if request.depth < 1 or count < 1:

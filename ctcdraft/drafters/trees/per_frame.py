@@ -32,7 +32,7 @@ class PerFrameTree:
     def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree:
         request = request.limit_depth(len(log_probs_TC))
         step_function = PerFrameStepFunction(log_probs_TC, conditioned)
-        if conditioned is not None and self.exact:  # here every prefix costs logits over the whole vocabulary
+        if self.exact:
             return build_dynamic_tree(step_function, request, request.nodes, request.nodes, prune=True)
         return self.step_tree(step_function, request)
 
