@@ -1,5 +1,7 @@
 """Batched chains against the prefix searches, whose best children they follow."""
 
+from functools import partial
+
 import pytest
 import torch
 from tiny_models import random_base
@@ -7,11 +9,18 @@ from tiny_models import random_base
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
+from ctcdraft.decoding.loop import Context
+from ctcdraft.drafters.parallel import ParallelDrafter
+from ctcdraft.drafters.tree_policy import AcceptanceModel
+from ctcdraft.drafters.trees.per_frame import PerFrameTree
 from ctcdraft.drafters.trees.request import ConditionedFrames, UnconditionedFrames
+from ctcdraft.nn.bodies import ResidualBody
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 from ctcdraft.nn.weight_layout import to_column_major_
 from ctcdraft.serving import chains as serving_chains
-from ctcdraft.serving.chains import CHAIN_SEARCHES
+from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch
+from ctcdraft.serving.chains import CHAIN_SEARCHES, frame_chains
+from ctcdraft.serving.served_head import ServedHead
 
 REQUESTS, FRAMES, DEPTH, STOP = 12, 5, 4, 3
 STOPS_S = torch.tensor([STOP])
@@ -105,3 +114,22 @@ def test_nothing_is_drafted_below_a_stop_token():
         assert tokens_QK[0, 0] == STOP
         assert probs_QK[0, 0] > 0.9
         assert probs_QK[0, 1:].tolist() == [0.0, 0.0]
+
+
+@torch.inference_mode()
+def test_a_head_with_lm_heads_of_its_own_is_served():
+    """Medusa's chains for two requests at once are those of its own drafts."""
+    base = random_base()
+    torch.manual_seed(0)
+    body = partial(ResidualBody, blocks=1)
+    drafter = ParallelDrafter(base, 3, body, PerFrameTree(1), own_heads=True).for_inference(base)
+    for weight in drafter.trainable_parameters():
+        weight += 0.3 * torch.randn_like(weight)
+    served = BatchDrafter(ServedHead(drafter, frame_chains, AcceptanceModel(), [0], 256))
+    states_LD, roots_Q, places_L = torch.randn(2, base.width), torch.tensor([7, 9]), torch.arange(2)
+    served.record([states_LD], places_L, places_L)
+    tokens_QK, _ = served.draft(DraftBatch(places_L, places_L, roots_Q, torch.zeros(2, 1).long(), 2), 3)
+    for state_D, root, tokens_K in zip(states_LD, roots_Q, tokens_QK, strict=True):
+        context = Context(torch.stack([root, root]), state_D[None], 30, 4)
+        tree, _ = drafter.draft(context, None, torch.Generator())
+        assert tree.tokens_N[1:].tolist() == tokens_K.tolist()
