@@ -348,6 +348,30 @@ def test_a_damaged_policy_is_refused(home, tmp_path, change):
         loaded(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["dspark", "domino", "peagle"])
+def test_heads_of_masks_are_published(name, tmp_path):
+    """The same weights from its folder, and the same drafts."""
+    from omegaconf import OmegaConf
+
+    from benchmarks.drafter_cases import random_drafter
+    from ctcdraft.config.cli import compose_config
+
+    layers = ["last", 0, 1]
+    base = BaseLM(random_lm(), tiny_tokenizer(), "random", aux_layers=layers)
+    given = ["base=local", "base.path=none", f"base.aux_layers={layers}", "device=cpu", f"drafter={name}"]
+    run, drafter = RunDirectory(tmp_path / "run"), random_drafter(name, base)
+    config = OmegaConf.to_yaml(compose_config("train", *given), resolve=True)
+    run.create(config, base.fingerprint() | {"corpus": "none"}, overwrite=False)
+    run.save_head(drafter)
+    PublishedHead.from_run(run.path, base).save_pretrained(tmp_path / "head")
+    model, head = loaded(tmp_path)
+    expected, found = drafter.trainable_state_dict(), head.drafter.trainable_state_dict()
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    plain = random_lm().generate(PROMPT, **ASKED, do_sample=False)
+    assert torch.equal(model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate), plain)
+
+
 def test_gpt2_too(tmp_path):
     """A base without Llama's layers, and a head whose run was never evaluated."""
     from functools import partial
