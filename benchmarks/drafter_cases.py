@@ -27,6 +27,7 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "hydra": ("drafter=hydra",),
     "eagle_static": ("drafter=eagle", "drafter/tree=eagle1"),
     "eagle_dynamic": ("drafter=eagle",),
+    "redrafter": ("drafter=redrafter",),
     "early_exit": ("drafter=early_exit",),
     "kangaroo": ("drafter=kangaroo",),
     "draft_model": ("drafter=draft_model",),

@@ -9,12 +9,13 @@ from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.eagle import Eagle
 from ctcdraft.drafters.early_exit import EarlyExit, Kangaroo
 from ctcdraft.drafters.hydra import Hydra
+from ctcdraft.drafters.redrafter import ReDrafter
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.objectives import eagle as eagle_objectives
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.distillation import Distill, kl
 
-KINDS = ("hydra", "hydra++", "eagle", "early_exit", "kangaroo", "draft_model", "draft_model_gpt2")
+KINDS = ("hydra", "hydra++", "eagle", "redrafter", "early_exit", "kangaroo", "draft_model", "draft_model_gpt2")
 
 
 def saved_lm(folder, kind="llama", seed=7, tokenizer=lambda: tiny_tokenizer(), **changes):
@@ -34,6 +35,7 @@ def make_sequential_drafter(kind, base, folder, frames=4, tree=None):
         return DraftModel(base, saved_lm(folder / lm, lm, **width), None, frames, tree).eval()
     makers = {
         "eagle": lambda: Eagle(base, frames, tree),
+        "redrafter": lambda: ReDrafter(base, frames, 2, tree),
         "early_exit": lambda: EarlyExit(base, 1, frames, tree),
         "kangaroo": lambda: Kangaroo(base, 0.5, frames, tree, mlp=False, like_base=True),
     }
@@ -49,6 +51,7 @@ def make_hydra(kind, base, frames, tree):
 
 
 SEQUENTIAL_CASES = {  # (base, folder) -> drafter, and an objective that trains it
+    "redrafter": (lambda base, folder: make_sequential_drafter("redrafter", base, folder, 3), CrossEntropy(3, 0.8)),
     "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
     "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
     "eagle": (
