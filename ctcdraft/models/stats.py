@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -115,7 +116,8 @@ def read_weights(drafter: nn.Module, base: BaseLM) -> Iterator[tuple[str, int]]:
     """Yield the part of a draft and the number of values of every weight it multiplies with."""
     vocabularies = [len(each.words_N) for each in drafter.modules() if isinstance(each, DraftVocabHead)]
     drafted, lm_head, seen = min(vocabularies, default=base.vocabulary), base.head.weight, set[int]()
-    for name, module in drafter.named_modules():
+    lm: Any = getattr(drafter, "lm", nn.Module())  # layers of the base, which are no submodule
+    for name, module in chain(drafter.named_modules(), lm.named_modules(prefix="lm")):
         if isinstance(module, nn.Embedding):  # a few rows
             continue
         for weight in module.parameters(recurse=False):
