@@ -34,6 +34,7 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "eagle_dynamic": ("drafter=eagle",),
     "eagle3": ("drafter=eagle3",),
     "eagle3_1": ("drafter=eagle3_1",),
+    "redrafter": ("drafter=redrafter",),
     "early_exit": ("drafter=early_exit",),
     "kangaroo": ("drafter=kangaroo",),
     "draft_model": ("drafter=draft_model",),

@@ -10,14 +10,15 @@ from ctcdraft.drafters.eagle import Eagle
 from ctcdraft.drafters.eagle3 import Eagle3
 from ctcdraft.drafters.early_exit import EarlyExit, Kangaroo
 from ctcdraft.drafters.hydra import Hydra
+from ctcdraft.drafters.redrafter import ReDrafter
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.objectives import eagle as eagle_objectives
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.distillation import Distill, kl
 
 KINDS = (
-    *("hydra", "hydra++", "hydra_own", "eagle", "eagle3", "eagle3.1", "early_exit", "kangaroo", "draft_model"),
-    "draft_model_gpt2",
+    *("hydra", "hydra++", "hydra_own", "eagle", "eagle3", "eagle3.1", "redrafter", "early_exit", "kangaroo"),
+    *("draft_model", "draft_model_gpt2"),
 )
 
 
@@ -51,11 +52,13 @@ MAKERS = {
     "eagle": Eagle,
     "eagle3": lambda base, frames, tree: Eagle3(base, frames, tree, None, True, False, False, False),
     "eagle3.1": lambda base, frames, tree: Eagle3(base, frames, tree, None, True, True, True, True),
+    "redrafter": lambda base, frames, tree: ReDrafter(base, frames, 2, tree),
     "early_exit": lambda base, frames, tree: EarlyExit(base, 1, frames, tree),
     "kangaroo": lambda base, frames, tree: Kangaroo(base, 0.5, frames, tree, mlp=False, like_base=True),
 }
 
 SEQUENTIAL_CASES = {  # (base, folder) -> drafter, and an objective that trains it
+    "redrafter": (lambda base, folder: make_sequential_drafter("redrafter", base, folder, 3), CrossEntropy(3, 0.8)),
     "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
     "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
     "hydra_own": (lambda base, folder: make_sequential_drafter("hydra_own", base, folder, 3), CrossEntropy(3, 0.8)),

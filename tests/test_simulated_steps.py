@@ -113,7 +113,8 @@ BUDGETS = {
     "autoregressive": (6,), "ctc": (38, 301), "ctc_gru": (112, 608), "transducer": (95, 714), "medusa": (43,),
     "blockwise": (34,), "hydra": (41,), "eagle_static": (107,), "eagle_dynamic": (133,), "draft_model": (397,),
     "draft_model_dynamic": (409,), "dflash": (123,), "dspark": (134,), "domino": (350,), "peagle": (100,),
-    "eagle3": (174,), "eagle3_1": (176,), "hydra_plus": (83,), "early_exit": (49,), "kangaroo": (115,),
+    "eagle3": (174,), "eagle3_1": (176,), "hydra_plus": (83,), "redrafter": (107,), "early_exit": (49,),
+    "kangaroo": (115,),
 }  # fmt: skip
 
 

@@ -42,14 +42,22 @@ class DraftModelMemory:
 
 
 class LanguageModelDrafter(SequentialDrafter):
-    """A causal language model that reads tokens alone: the text, then its own draft level by level."""
+    """A causal language model that reads tokens alone: the text, then its own draft level by level.
+
+    shared: it consists of modules of the base.
+    """
 
     fixed_shapes = True
     uses_hidden_states = False
+    lm: BaseLM
 
-    def __init__(self, base: BaseLM, lm: BaseLM, frames: int, tree: StepTreeBuilder) -> None:
+    def __init__(self, base: BaseLM, lm: BaseLM, shared: bool, frames: int, tree: StepTreeBuilder) -> None:
         super().__init__(frames, tree, base.stop_token_ids)
-        self.lm = lm
+        if shared:
+            # No submodule: converting the drafter to another dtype would destroy the weights of a quantised base.
+            self.__dict__["lm"] = lm
+        else:
+            self.lm = lm
         self.vocabulary, self.base_context = base.vocabulary, base.context_length
         self.teacher = TokenHead(base.head)  # of the base it needs no more: distributions to distil, in training
         self.head = TokenHead(lm.head)
@@ -133,7 +141,7 @@ class DraftModel(LanguageModelDrafter):
     ) -> None:
         if path is None:
             raise InputError("drafter.path= is missing; give a Hugging Face folder or hub id with the base's tokenizer")
-        super().__init__(base, load_draft_model(path, base), frames, tree)
+        super().__init__(base, load_draft_model(path, base), False, frames, tree)
         self.initialised = f"from {self.lm.name}"
         if lora_rank is None:
             self.lm.lm.requires_grad_(True)

@@ -33,7 +33,7 @@ class EarlyExit(LanguageModelDrafter):
     usable_untrained = True
 
     def __init__(self, base: BaseLM, layers: int | float, frames: int, tree: StepTreeBuilder) -> None:
-        super().__init__(base, first_layers(base, layers, normed=True), frames, tree)
+        super().__init__(base, first_layers(base, layers, normed=True), True, frames, tree)
         self.initialised = f"the base's first {self.lm.layers} of {base.layers} layers"
 
 
@@ -52,7 +52,7 @@ class Kangaroo(LanguageModelDrafter):
     def __init__(
         self, base: BaseLM, layers: int | float, frames: int, tree: StepTreeBuilder, mlp: bool, like_base: bool
     ) -> None:
-        super().__init__(base, first_layers(base, layers, normed=False), frames, tree)
+        super().__init__(base, first_layers(base, layers, normed=False), True, frames, tree)
         self.adapter, initialised = decoder_layer(base, like_base, input_norm=True, mlp=mlp)
         self.norm = RMSNorm(base.width, eps=BlockConfig.of(base.lm.config, base.context_length).epsilon).to(base.device)
         copy_final_norm(self.norm, base.lm)

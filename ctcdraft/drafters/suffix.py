@@ -85,6 +85,8 @@ class SuffixDecoding:
         """Return the memory of a text, with what was decoded for other prompts before."""
         key, sources = prompt_L.tobytes(), [None, self.past]
         if self.remembers_responses:
+            while sum(map(len, self.decoded.values())) > self.most_tokens:
+                del self.decoded[next(iter(self.decoded))]
             # Not for this prompt: decoded again, as for a profile, it would be copied from its own response.
             others = [response_L for prompt, response_L in reversed(self.decoded.items()) if prompt != key]
             sources.append(PastResponses.of(others, self.most_tokens))

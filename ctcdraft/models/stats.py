@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -117,7 +118,8 @@ def read_weights(drafter: nn.Module, base: BaseLM) -> Iterator[tuple[str, int]]:
     drafted = min((len(each.words_N) for each in restricted), default=base.vocabulary)
     replaced = [each.all for each in restricted if each.trained]
     lm_head, seen = base.head.weight, set[int]()
-    for name, module in drafter.named_modules(remove_duplicate=False):
+    lm: Any = getattr(drafter, "lm", nn.Module())  # layers of the base, which are no submodule
+    for name, module in chain(drafter.named_modules(remove_duplicate=False), lm.named_modules(prefix="lm")):
         # Of an embedding a few rows are read; a teacher is read in training.
         if isinstance(module, nn.Embedding) or name.startswith("teacher.") or module in replaced:
             continue

@@ -114,6 +114,10 @@ def test_remembered_responses_are_those_to_other_prompts():
     assert draft(other, [5, 7], [1, 2]) == {}
     assert draft(drafter, [5, 7], [1, 2])[(8,)] == 0.5
     assert draft(drafter, [5, 6], [1, 2]) == {}  # not its own response, decoded once more
+    short = suffix(remember=True, most_tokens=4)
+    for token in range(9):
+        draft(short, [5, token], [1, 2, 8])
+    assert [prompt for prompt, *_ in short.decoded.items()] == [np.array([5, n]).tobytes() for n in (7, 8)]
 
 
 def test_the_responses_of_a_prepared_corpus_are_copied(tmp_path):

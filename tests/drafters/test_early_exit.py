@@ -21,6 +21,7 @@ from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.contestants import TimingStreamer
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.stats import DraftBytes
 from ctcdraft.planning.pipelining import pipelined_layer_times, pipelined_speedup
 
 CHAIN = DynamicTree(1, 1)
@@ -105,7 +106,18 @@ def test_early_exit_takes_the_steps_of_stock_assisted_generation():
 
 def test_the_layers_are_the_bases_own_and_stay_so_in_a_copy():
     base = random_base()
-    for drafter in (EarlyExit(base, 1, 4, CHAIN), Kangaroo(base, 1, 4, CHAIN, mlp=True, like_base=True)):
+    layer = sum(weight.numel() for weight in base.lm.model.layers[0].parameters())
+    for drafter, own in (
+        (EarlyExit(base, 1, 4, CHAIN), 0),
+        (Kangaroo(base, 1, 4, CHAIN, mlp=True, like_base=True), layer + 32),  # a layer and a norm
+    ):
+        read = DraftBytes.of(drafter, base)
+        assert read.body == 4 * (layer + own + (0 if own else 32))  # without an adapter, the base's norm
+        assert read.vocabulary == 4 * 261 * 32
+        drafter.to(torch.float64)  # as an inference does, in the base's dtype
+        assert base.lm.model.layers[0].mlp.up_proj.weight.dtype == torch.float32
+        base.head.float()
+        drafter.float()
         copied, theirs = deepcopy((base, drafter))  # as the losslessness check copies both into float64
         for lm, whole in ((drafter.lm.lm, base.lm), (theirs.lm.lm, copied.lm)):
             assert list(lm.model.layers) == list(whole.model.layers[:1])

@@ -1,0 +1,48 @@
+"""ReDrafter against Apple's code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from golden_files import load_golden, load_mapped
+from tiny_models import tiny_tokenizer
+from truths_trees import texts
+
+from ctcdraft.decoding.loop import Context
+from ctcdraft.drafters.redrafter import ReDrafter
+from ctcdraft.drafters.trees.dynamic import DynamicTree
+from ctcdraft.models.base_model import BaseLM
+
+WEIGHTS = {  # Apple's names -> ours; their lm_head is trained, ours is the base's
+    "input_proj.weight": "project.weight",
+    "input_proj.bias": "project.bias",
+    "rnn_w.weight": "token.weight",
+    "rnn_u.weight": "recurrent.weight",
+    "rnn_u.bias": "recurrent.bias",
+    **{f"lm_head.{n}.linear.{part}": f"layers.{n}.{part}" for n in (0, 1) for part in ("weight", "bias")},
+}
+
+
+@torch.inference_mode()
+def test_redrafter_drafts_as_apples_code_does():
+    golden = load_golden("redrafter")
+    theirs = {name.removeprefix("drafter."): golden[name].float() for name in golden if name.startswith("drafter.")}
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
+    )
+    base = BaseLM(transformers.LlamaForCausalLM(config), tiny_tokenizer(), "golden")
+    base.stop_token_ids = frozenset()
+    base.head.weight.copy_(theirs.pop("lm_head.2.weight"))
+    base.embedding.weight.copy_(golden["embedding"])
+    drafter = ReDrafter(base, 5, 2, DynamicTree(4, 4)).eval()
+    load_mapped(drafter, theirs, WEIGHTS)
+
+    context = Context(torch.cat([torch.tensor([3]), golden["root"]]), golden["state"], 30, 64)
+    step_function, row = drafter.step_function(context, None), torch.zeros(1, dtype=torch.int64)
+    for token, log_probs in zip(golden["chain"][:-1], golden["log_probs"], strict=True):
+        assert torch.allclose(step_function(token[None], row)[0], log_probs, atol=1e-5)
+    tree, _ = drafter.draft(context, None, torch.Generator())
+    ours = dict(zip(texts(tree), tree.path_probs_N.tolist()[1:], strict=True))
+    for beam, score in zip(golden["beams"].tolist(), golden["scores"].exp().tolist(), strict=True):
+        assert ours[tuple(beam[1:])] == pytest.approx(score, rel=1e-4)
