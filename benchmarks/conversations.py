@@ -5,7 +5,7 @@
 Counts rows and tokens of the ShareGPT conversations that cleaning keeps, through the embedded base's tokenizer and
 chat template, with the recorded responses cut to --max-new-tokens in place of a model's. Then a corpus of synthetic
 tokens of these lengths is read by a process of its own: as parts by turn by the package in CHECKOUT (a version before
-the shards), and as shards by this one.
+the shards), and as shards by this one. Seconds are those of the processor, so other work on the machine matters little.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from ctcdraft.training.validation import split_held_out
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 base = load_base(sys.argv[2], "float32", "cpu")
-times, before = [time.perf_counter()], peak()
+times, before = [time.process_time()], peak()
 rows = prepared.read_corpus(Path(sys.argv[1]), base.fingerprint()).rows
-times.append(time.perf_counter())
+times.append(time.process_time())
 refuse_wrong_masks(rows, base.tokenizer, base.stop_token_ids)
-times.append(time.perf_counter())
+times.append(time.process_time())
 kept = split_held_out(rows, 16, 2048)[0]
 lengths = getattr(kept, "lengths", None) or [len(tokens) for tokens in kept.tokens]
-times.append(time.perf_counter())
+times.append(time.process_time())
 steps = [round(b - a, 2) for a, b in zip(times, times[1:])]
 private = sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("Private_"))
 print(json.dumps({"rows": len(rows), "tokens": sum(lengths), "read s": steps[0], "masks s": steps[1],

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -148,7 +149,7 @@ def training(work: Workspace) -> list[Row]:
     # Hidden states may be stored before the run directory is begun; then the same command goes on.
     begun = (work.home / "run" / "config.yaml").is_file()
     again = work.command("train.py", "resume=run") if begun else first
-    steps = work.killed(again, reached_lines(work, "run/metrics.jsonl", 6, "step"))
+    steps = work.killed(again, reached(work, "run/metrics.jsonl", 6, "step", lines=True))
     again = work.command("train.py", "resume=run")
     seconds = work.run(again)
     same = compare_weights(work, "run", "whole", 0.0 if work.processes <= 2 else 1e-6)
@@ -167,7 +168,9 @@ def sweep(work: Workspace) -> Row:
     here = [*TRAINING, "hidden_states.path=states", "prepared=corpus"]
     work.run(work.command("train.py", *here, "drafter.frames=5", "run=job_alone", alone=True))
     both = work.command("train.py", "-m", *here, "drafter.frames=4,5", "run=sweep", alone=True)
-    status, killed_at, output, seconds = work.killed(both, reached_lines(work, "sweep/1/metrics.jsonl", 6, "step"))
+    status, killed_at, output, seconds = work.killed(
+        both, reached(work, "sweep/1/metrics.jsonl", 6, "step", lines=True)
+    )
     finished = work.home / "sweep" / "0" / "drafter.safetensors"
     written = finished.stat().st_mtime_ns
     seconds += work.run(both)
@@ -180,7 +183,7 @@ def evaluation(work: Workspace) -> Row:
     """Evaluate the trained head; one process alone must report the same, but for times."""
     work.run(work.command("evaluate.py", *EVALUATION, "out=evaluation_alone", alone=True))
     command = work.command("evaluate.py", *EVALUATION, "out=evaluation")
-    moment = reached_lines(work, "evaluation/questions*", 3, "question")
+    moment = reached(work, "evaluation/questions*", 3, "question", lines=True)
     status, killed_at, output, seconds = work.killed(command, moment)
     seconds += work.run(command)
     one, two = (json.loads(file.read_text())["rows"] for file in work.home.glob("evaluation*/report.json"))
@@ -195,25 +198,24 @@ def without_times(value: Any) -> Any:
     return [*map(without_times, value)] if isinstance(value, list | tuple) else value
 
 
-def reached(work: Workspace, pattern: str, count: int, unit: str, before: str = "") -> Moment:
-    """Return the moment at which so many files exist, but none of `before`."""
+def reached(work: Workspace, pattern: str, count: int, unit: str, before: str = "", lines: bool = False) -> Moment:
+    """Return the moment at which so many files, or lines of files, exist, but none of `before`."""
 
     def moment() -> str | None:
-        found = sum(file.is_file() for file in work.home.glob(pattern))
+        files = work.home.glob(pattern)
+        found = sum(file.read_text().count("\n") if lines else file.is_file() for file in files)
         over = before and any(work.home.glob(before))
         return f"{unit} {found}" if found >= count and not over else None
 
     return moment
 
 
-def reached_lines(work: Workspace, pattern: str, count: int, unit: str) -> Moment:
-    """Return the moment at which files have so many lines."""
-
-    def moment() -> str | None:
-        lines = sum(file.read_text().count("\n") for file in work.home.glob(pattern))
-        return f"{unit} {lines}" if lines >= count else None
-
-    return moment
+def efficiency(work: Workspace) -> str:
+    """Return how much more processor time several processes take for a step of the same rows than one."""
+    files = (work.home / run / "metrics.jsonl" for run in ("sweep/0", "whole"))
+    alone, each = (median(json.loads(line)["processor_seconds"] for line in file.open()) for file in files)
+    whole = each * work.processes
+    return f"processor time of a step: {alone:.3f} s alone, {whole:.3f} s shared, efficiency {alone / whole:.0%}"
 
 
 def compare_weights(work: Workspace, run: str, other: str, tolerance: float) -> str:
@@ -225,25 +227,23 @@ def compare_weights(work: Workspace, run: str, other: str, tolerance: float) -> 
 
 def table(rows: list[Row]) -> str:
     """Return the rows as a table of markdown."""
-    lines = ["phase | seconds | killed at | exit status | sentence | resumed equal", "---|---|---|---|---|---"]
-    lines += [
-        f"{row.phase} | {row.seconds:.0f} | {row.killed_at} | {row.status} | {row.sentence or '-'} | {row.resumed}"
-        for row in rows
-    ]
-    return "\n".join(lines)
+    text = "phase | seconds | killed at | exit status | sentence | resumed equal\n---|---|---|---|---|---"
+    for row in rows:
+        text += f"\n{row.phase} | {row.seconds:.0f} | {row.killed_at} | {row.status} | {row.sentence} | {row.resumed}"
+    return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=4)
-    options = parser.parse_args()
+    processes = parser.parse_args().processes
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as home:
-        rows = rehearse(Path(home), options.processes)
-    print(table(rows))
+        rows = rehearse(Path(home), processes)
+        print(table(rows), efficiency(Workspace(Path(home), processes)), sep="\n\n")
     minutes, failed = (time.perf_counter() - start) / 60, [row.phase for row in rows if not row.passed]
-    print(f"\n{minutes:.1f} minutes with {options.processes} processes; failed: {', '.join(failed) or 'none'}")
-    sys.exit(1 if failed else 0)
+    print(f"\n{minutes:.1f} minutes with {processes} processes; failed: {', '.join(failed) or 'none'}")
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":
