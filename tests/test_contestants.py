@@ -16,6 +16,7 @@ from ctcdraft.config.contestants import build_contestant, resolve
 from ctcdraft.config.drafters import load_drafter
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
+from ctcdraft.training.run_directory import RunDirectory
 
 TRUST = ["parrots.Parrot", "parrots.Echo"]
 MODULE = '''
@@ -148,7 +149,9 @@ def test_sequential_drafters_train_and_decode_with_other_trees(outsiders, monkey
     rows = evaluated(monkeypatch, outsiders, "steps", "steps@chain", "steps@medusa63")
     assert list(rows) == ["autoregressive", drafter, f"{drafter}@chain", f"{drafter}@medusa63"]
     saved = load_file(outsiders / "steps" / "drafter.safetensors")
-    loaded = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), tree=None).trainable_state_dict()
+    layers = RunDirectory(outsiders / "steps").base_fingerprint()["taps"]
+    base = load_base("base", "float32", "cpu", aux_layers=layers)
+    loaded = load_drafter(outsiders / "steps", base, tree=None).trainable_state_dict()
     assert set(saved) == set(loaded)
     assert all(torch.equal(saved[name], value) for name, value in loaded.items())
 
