@@ -63,7 +63,7 @@ from tiny_models import random_lm, tiny_tokenizer
         (
             "train.py",
             train_args("run=x", "trainer.anchors_per_sequence=0"),
-            "trainer.anchors_per_sequence must be an integer >= 1, got 0",
+            "trainer.anchors_per_sequence must be an integer >= 1 or null, got 0",
         ),
         (
             "train.py",
@@ -119,7 +119,7 @@ from tiny_models import random_lm, tiny_tokenizer
             train_args("run=x", "prepared=never", "plan_only=true", "objective=cross_entropy"),
             "tree=per_frame",
         ),
-        ("train.py", train_args("run=x", "prepared=never", "drafter=eagle", "objective=ctc"), "has no blank"),
+        ("train.py", train_args("run=x", "prepared=never", "drafter=eagle", "objective=ctc"), "have no blank"),
         (
             "train.py",
             train_args("run=x", "prepared=never", "decoding.nodes=0"),
