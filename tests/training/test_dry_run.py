@@ -97,6 +97,15 @@ def test_accumulated_batches_and_packs_are_counted():
     assert "(4 rows of 100 tokens)" in packs
 
 
+def test_all_windows_are_those_of_mean_rows_and_for_memory_of_the_longest():
+    base, head = meta_head()
+    stats = CorpusStats(rows=50, answers=50, tokens=1500, longest=60, source="counted")
+    every = type("Trainer", (Trainer,), {"anchors_per_sequence": None})
+    plan = plan_dry_run(base, head, CTC(3), stats, every, HardwareSpec(None, None))
+    assert "100 of 4 rows x 30 anchors, 8.0 epochs" in plan
+    assert TrainingCost.of(base, head, CTC(3), stats, every).shape.anchors == 40
+
+
 def test_hours_are_those_of_the_rows_of_one_process():
     """Two processes with twice the rows take as long as one, and read the corpus in half the time."""
     base, head = meta_head()

@@ -65,7 +65,7 @@ def test_the_loss_falls_and_every_parameter_learns(case, tmp_path):
         assert torch.equal(value, other.trainable_state_dict()[name])
 
 
-@pytest.mark.parametrize("case", ["hydra++", "eagle_ctc", "draft_model_distilled"])
+@pytest.mark.parametrize("case", ["hydra_own", "eagle_ctc", "eagle3.1", "draft_model_distilled"])
 def test_it_trains_and_decodes_in_float32_beside_a_bfloat16_base(case, tmp_path):
     base = random_base(context=64)
     base.lm.to(torch.bfloat16)
