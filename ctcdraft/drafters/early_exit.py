@@ -54,6 +54,7 @@ class Kangaroo(LanguageModelDrafter):
     ) -> None:
         super().__init__(base, first_layers(base, layers, normed=False), True, frames, tree)
         self.adapter, initialised = decoder_layer(base, like_base, input_norm=True, mlp=mlp)
+        self.adapter.layer = self.lm.layers
         self.norm = RMSNorm(base.width, eps=BlockConfig.of(base.lm.config, base.context_length).epsilon).to(base.device)
         copy_final_norm(self.norm, base.lm)
         self.initialised = f"adapter on layer {self.lm.layers} of {base.layers}, {initialised}"
@@ -73,5 +74,5 @@ class Kangaroo(LanguageModelDrafter):
 
     def adapt(self, states_BLD: Tensor, position_ids: Tensor, cache: Any, seen: Tensor | None) -> Tensor:
         """Return the hidden states that the lm_head reads, of those below the adapter; see CausalBlock."""
-        states_BLD = self.adapter(states_BLD.to(self.norm.weight.dtype), position_ids, cache, seen, self.lm.layers)
+        states_BLD = self.adapter(states_BLD.to(self.norm.weight.dtype), position_ids, cache, seen)
         return self.norm(states_BLD)

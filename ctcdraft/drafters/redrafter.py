@@ -36,12 +36,13 @@ class ReDrafter(SequentialDrafter):
         self.token = nn.Linear(base.width, base.width, bias=False)
         self.recurrent = nn.Linear(base.width, base.width)
         self.project = nn.Linear(2 * base.width, base.width)
-        self.layers = nn.ModuleList(nn.Linear(base.width, base.width) for _ in range(layers))
+        residual = [nn.Linear(base.width, base.width) for _ in range(layers)]
         nn.init.eye_(self.project.weight)
-        for layer in (self.project, *self.layers):
-            nn.init.zeros_(layer.bias)
-        for layer in self.layers:
+        for layer in residual:
             nn.init.normal_(layer.weight, std=0.01)
+        for layer in (self.project, *residual):
+            nn.init.zeros_(layer.bias)
+        self.layers = nn.ModuleList(residual)
         self.to(base.device)
         self.head = TokenHead(base.head)
         self.embedding = base.embedding

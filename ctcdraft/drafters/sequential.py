@@ -66,12 +66,17 @@ def teacher_forced_tokens(batch: Batch, frames: int) -> Tensor:
 def decoder_layer(base: BaseLM, like_base: bool, input_norm: bool, mlp: bool = True) -> tuple[CausalBlock, str]:
     """Return a decoder layer, initialised from one of the base's where their outputs agree, and a phrase on how.
 
+    mlp: False for Kangaroo's, which ends with the attention.
+
     like_base: with the rotary frequencies, head norms, biases and activation of the base's layers. False, which older
     run directories mean by leaving it out, is a plain Llama layer.
     """
     config = base_block_config(base.lm, base.context_length)
     config = config if like_base else config.as_plain_llama()
-    block = CausalBlock(config, input_norm, mlp).to(base.device)
+    block = CausalBlock(config, input_norm=input_norm).to(base.device)
+    if not mlp:
+        block.mlp = None
+        del block.mlp_norm
     return block, init_from_base_layer(block, config, block, base.lm)[1]
 
 

@@ -126,21 +126,14 @@ class GatedMLP(PackedLinears):
 
 
 class LlamaBlock(nn.Module):
-    """Norm, attention, norm, MLP, with residual connections.
+    """Norm, attention, norm, MLP, with residual connections. input_norm: False for EAGLE's layer."""
 
-    input_norm: False for EAGLE's layer. mlp: False for Kangaroo's, which ends with the attention.
-    """
-
-    def __init__(
-        self, shape: BlockConfig, attention: AttentionProjections, input_norm: bool = True, mlp: bool = True
-    ) -> None:
+    def __init__(self, shape: BlockConfig, attention: AttentionProjections, input_norm: bool = True) -> None:
         super().__init__()
         self.attention_norm = optional_norm(shape.width, shape, input_norm)
         self.attention: Any = attention
-        self.mlp: Any = None
-        if mlp:
-            self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
-            self.mlp = GatedMLP(shape)
+        self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
+        self.mlp: Any = GatedMLP(shape)
 
 
 class CausalAttention(AttentionProjections):
@@ -163,25 +156,21 @@ class CausalAttention(AttentionProjections):
 class CausalBlock(LlamaBlock):
     """One decoder block over text from left to right, or over a tree of draft tokens after it."""
 
-    def __init__(self, shape: BlockConfig, input_norm: bool, mlp: bool = True) -> None:
-        super().__init__(shape, CausalAttention(shape), input_norm, mlp)
+    def __init__(self, shape: BlockConfig, input_norm: bool) -> None:
+        super().__init__(shape, CausalAttention(shape), input_norm)
         self.rotary = Rotary(shape.frequencies, shape.positions, shape.rotary_scale)
+        self.layer = 0  # its number in the cache
 
-    def forward(
-        self, x_BLD: Tensor, position_ids: Tensor, cache: Any = None, seen: Tensor | None = None, layer: int = 0
-    ) -> Tensor:
+    def forward(self, x_BLD: Tensor, position_ids: Tensor, cache: Any = None, seen: Tensor | None = None) -> Tensor:
         """Return the block's output [B, L, D].
 
         Args:
             position_ids: [L], or [B, L] where sequences differ.
             cache: a KVCache of earlier rows, to which these are appended.
             seen: true where a row may attend, [L, M] or [B, 1, L, M]; None: to all rows up to itself.
-            layer: number of the layer in the cache.
         """
         fixed_shapes = cache is not None and cache.fixed_shapes
         rotation = self.rotary.at(position_ids) if fixed_shapes else self.rotary(position_ids[..., None, :])
-        mixed_BLE = self.attention(self.attention_norm(x_BLD), rotation, cache, seen, layer)
+        mixed_BLE = self.attention(self.attention_norm(x_BLD), rotation, cache, seen, self.layer)
         x_BLD = x_BLD[..., -self.attention.shape.width :] + self.attention.out(mixed_BLE)  # the last of its inputs
-        if self.mlp is None:
-            return x_BLD
-        return add_linear(x_BLD, self.mlp.down, self.mlp.inner(self.mlp_norm(x_BLD)))
+        return x_BLD if self.mlp is None else add_linear(x_BLD, self.mlp.down, self.mlp.inner(self.mlp_norm(x_BLD)))

@@ -123,6 +123,9 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
         # no draft token was sampled.
         fit = describe_distribution_fit(row) if row["lossless"]["owes"] != SAME_TOKENS else None
         lines += [statement for statement in (fit, describe_divergence(row)) if statement is not None]
+        if row["lossless"]["owes"] == NO_GUARANTEE and row["temperature"] == 0:
+            equal = f"{row['lossless']['equal']} of {row['lossless']['prompts']} questions"
+            lines.append(f"{tables.drafter_label(row)} has no guarantee; its tokens equal the baseline's on {equal}")
     if not rows[0]["prompts"]:  # of this shard
         lines.append("no question is finished here, so there is nothing to compare")
     elif not lines:

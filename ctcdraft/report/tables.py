@@ -62,7 +62,8 @@ def drafter_label(row: Row) -> str:
 def equal_cell(row: Row) -> str:
     """Return `118+2/120`: equal questions, + those that differ by rounding, of all; or a p value."""
     lossless = row["lossless"]
-    if lossless["owes"] != SAME_TOKENS:  # tokens may differ: the distribution alone is guaranteed, or nothing
+    # Tokens may differ: the distribution alone is guaranteed, or nothing. At temperature 0 there is none to be tested.
+    if lossless["owes"] != SAME_TOKENS and row["temperature"] > 0:
         return f"p={format_number(distribution_p_value(row), 3)}"
     rounding = f"+{lossless['rounding']}" if lossless["rounding"] else ""
     return f"{lossless['equal']}{rounding}/{lossless['prompts']}"

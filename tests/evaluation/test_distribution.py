@@ -302,7 +302,12 @@ def test_lossy_is_written_in_every_table(tmp_path, verify, temperature):
     lines = [line for line in markdown.split("\n") if line.startswith("| ") and " drawn" in line]
     assert len(lines) >= 5
     assert all("drawn (LOSSY)" in line for line in lines)
-    assert "LOSSY: this verifier" in report_markdown.terminal(**content)
+    text = report_markdown.terminal(**content)
+    assert "LOSSY: this verifier" in text
+    assert "every method's tokens equal the baseline's" not in text
+    if temperature == 0:
+        assert content["rows"][2]["lossless"]["equal"] < 2
+        assert "drawn (LOSSY) has no guarantee; its tokens equal the baseline's on" in text
 
 
 def test_at_temperature_0_tokens_must_be_equal(tmp_path):
