@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -59,3 +60,20 @@ def test_response_hours_are_divided_by_shards(planned):
     assert hours[0] == pytest.approx(4 * hours[1], rel=0.02)
     assert ", shared by 4 processes" in four
     assert planned("data/prepare.py", *arguments, "plan.processes=4") == four
+
+
+def test_a_store_beyond_the_limit_is_refused_without_the_base(planned, monkeypatch, capsys):
+    """Before there are responses by the tokens of the prompts, then by those of the corpus."""
+    counts = {"rows": 10, "answers": 10, "tokens": 10_000}
+    manifest = {"complete": True, "base": {"base": "shape", "weights": ""}, "answers": {}, "parts": {}, "hash": ""}
+    Path("done").mkdir()
+    Path("done/manifest.json").write_text(json.dumps(manifest | {"counts": counts}))
+    arguments = ["base.path=shape", "run=x", "plan_only=true", "device=cpu", "hidden_states=offline"]
+
+    def refusal(*more):
+        return expect_error(monkeypatch, capsys, "train.py", *train_args(*arguments, *more))
+
+    assert "would store at least " in refusal("prepared=never", "hidden_states.limit_gb=1e-6")
+    assert "would store about " in refusal("prepared=done", "hidden_states.limit_gb=1e-4")
+    assert "(640 tokens x" in refusal("prepared=done", "hidden_states.limit_gb=1e-5", "trainer.max_length=64")
+    assert "10,000 tokens (as prepared for shape)" in planned("train.py", *train_args(*arguments, "prepared=done"))

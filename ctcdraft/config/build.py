@@ -86,7 +86,7 @@ def load_corpus(config: DictConfig, base: Any, processes: Distributed) -> prepar
         plan = processes.from_main(lambda: plan_corpus(base, corpus, answers, folder, share))
         if processes.is_main:
             print(plan)
-        refuse_large_store(config, base, corpus, answers)
+        refuse_large_store(config, base, *least_tokens(config, base, corpus, answers))
         if config.plan_only:
             return None
     elif not specified and (differing := prepared.differing_settings(base, corpus, answers, folder)):
@@ -104,13 +104,17 @@ def planned_processes(config: DictConfig) -> int:
     return config.plan.get("processes") or from_environment().world_size
 
 
-def refuse_large_store(config: DictConfig, base: Any, corpus: Any, answers: Any) -> None:
-    """Raise InputError where already the hidden states of the prompts are more than may be stored."""
-    states, count = config.hidden_states, len(corpus.prompts) * answers.samples
+def least_tokens(config: DictConfig, base: Any, corpus: Any, answers: Any) -> tuple[int, int]:
+    """Return how many tokens a corpus has at least, before it has responses, and its conversations."""
+    longest = min(config.trainer.max_length, base.context_length)
+    return least_row_tokens(corpus.prompts, base, longest) * answers.samples, len(corpus.prompts) * answers.samples
+
+
+def refuse_large_store(config: DictConfig, base: Any, tokens: int, rows: int, estimate: str = "at least ") -> None:
+    """Raise InputError where the hidden states of a corpus would be more than may be stored."""
+    states = config.hidden_states
     if "limit_gb" in states:
-        longest = min(config.trainer.max_length, base.context_length)
-        least = least_row_tokens(corpus.prompts, base, longest) * answers.samples
-        refuse_over_limit(least, count, base, states.precision, states.limit_gb, "at least ")
+        refuse_over_limit(tokens, rows, base, states.precision, states.limit_gb, estimate)
 
 
 def portable_config(node: Any) -> Any:
@@ -194,10 +198,12 @@ def plan_without_base(config: DictConfig) -> str | None:
     if prepared.is_complete(folder):
         manifest = part_files.read_manifest(folder) or {}
         corpus_plan, stats = str(meta), CorpusStats.from_manifest(manifest, meta.base.context_length)
+        tokens = min(stats.tokens, stats.rows * config.trainer.max_length)  # without knowing which rows are cut
+        refuse_large_store(config, meta.base, tokens, stats.rows, "about ")
     else:
         corpus, answers = instantiate(config.corpus, path=prompts), instantiate(config.answers)
         plan = plan_corpus_dry_run(meta, corpus, answers, hardware, Shard(1, processes))
-        refuse_large_store(config, meta.base, corpus, answers)
+        refuse_large_store(config, meta.base, *least_tokens(config, meta.base, corpus, answers))
         corpus_plan, stats = str(plan), CorpusStats.from_work(plan.work)
     objective = instantiate(config.objective)
     training_plan = plan_dry_run(meta.base, drafter, objective, stats, config.trainer, hardware, processes)
