@@ -80,5 +80,5 @@ def test_sampled_responses_to_more_prompt_tokens_than_one_step_reads(folder):
     assert len(found) == 8 * PROMPTS
     assert sum(row["spans"][0][0] for row in found) > 8192
     assert all(row["spans"][0][2] == (row["tokens"][-1] in stops) for row in found)
-    assert all(ended or end - start == 48 for row in found for start, end, ended in row["spans"] in found)
+    assert all(ended or end - start == 48 for row in found for start, end, ended in row["spans"])
     assert len({json.dumps(row["tokens"]) for row in found}) > 4 * PROMPTS
