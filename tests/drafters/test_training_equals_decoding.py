@@ -46,7 +46,7 @@ BODIES = {
     "feed-forward": partial(FeedForwardBody, inner=None),
     "own heads": partial(ResidualBody, blocks=1),
 }
-SEES_THE_ROOT = set(BODIES) - {"as in the paper", "residual", "feed-forward"}
+SEES_THE_ROOT = set(BODIES) - {"as in the paper", "residual", "feed-forward", "own heads"}
 HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 

@@ -103,7 +103,7 @@ def test_nan_is_not_counted_as_infeasible(base, tmp_path):
 @torch.no_grad()
 def test_impossible_combinations_are_refused(base, tmp_path):
     batch, emissions = emitted(base, tmp_path, labels=3)
-    with pytest.raises(InputError, match=r"has no blank; use objective=cross_entropy or distill"):
+    with pytest.raises(InputError, match=r"have no blank; use objective=cross_entropy or distill"):
         CTC(3)(emissions, batch)
     with pytest.raises(InputError, match=r"objective\.frames must be >= objective\.labels=3, got 2"):
         EagleCTC(3, 2, 1.0, 0.1, 0.1)

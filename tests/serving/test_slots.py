@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.drafter_cases import spread_weights
-from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
+from ctcdraft.config.drafters import build_drafter
 from ctcdraft.config.published_head import load_published_drafter, read_head_config
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.tree_policy import AcceptanceModel

@@ -22,7 +22,7 @@ from ctcdraft.training.run_directory import RunDirectory
 
 CONFIGS = REPOSITORY / "configs"
 OBJECTIVES = {file.stem.removeprefix("of_") for file in (CONFIGS / "objective").glob("of_*.yaml")}
-LEARNING = sorted(OBJECTIVES)  # the drafters that have an objective of their own
+LEARNING = sorted(OBJECTIVES - {"early_exit"})  # has no weights of its own
 
 
 def options(group: str) -> list[str]:
@@ -32,7 +32,8 @@ def options(group: str) -> list[str]:
 CASES = [
     *([f"drafter={name}"] for name in LEARNING),
     *([f"drafter/body={name}"] for name in options("drafter/body")),
-    *([f"drafter/correction={name}"] for name in options("drafter/correction")),
+    *([f"drafter/correction={name}"] for name in options("drafter/correction") if name != "frame_gru"),
+    ["drafter=domino"],  # frame_gru: not with objectives of alignments
     ["drafter=eagle", "objective=eagle_ctc"],
     ["drafter=draft_model", "+drafter.lora_rank=4"],
     ["objective=prefix_ctc"],
