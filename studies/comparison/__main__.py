@@ -24,6 +24,7 @@ def main(overrides: list[str]) -> None:
     store = ResultStore(config.out, config.results)
     if config.plan:
         return print(describe_plan(config, store))
+    refuse_changed(config, store)
     began = monotonic()
     while (name := run_next(config, store)) is not None:
         print(f"finished {name}", flush=True)
@@ -52,6 +53,16 @@ def run_next(config: Comparison, store: ResultStore) -> str | None:
                 measure.measure(store, job)
             return job.name
     return None
+
+
+def refuse_changed(config: Comparison, store: ResultStore) -> None:
+    """Raise InputError if a job that was begun would now be made with other overrides."""
+    entries = store.jobs()
+    for job in all_jobs(config, store.rows()):
+        if job.settled and job.name in entries:
+            is_training = isinstance(job, Training)
+            now = measure.train_overrides(config, store, job) if is_training else measure.evaluate_overrides(store, job)
+            store.refuse_changed(job.name, entries[job.name]["overrides"], now)
 
 
 def is_done(store: ResultStore, job: Training | Evaluation, trained: set[str]) -> bool:

@@ -17,7 +17,7 @@ from ctcdraft.config.command_line import quote_paths
 from ctcdraft.errors import InputError, check_float, check_int, first_line
 from ctcdraft.hardware import HardwareSpec
 
-FACTORS = ("body", "loss", "correction")
+FACTORS = ("body", "objective", "correction")
 Overrides = tuple[str, ...]
 
 
@@ -65,7 +65,7 @@ class Crossed:
     others: int
 
     def tuning_cell(self, loss: str) -> Cell:
-        wanted = {**self.tuned_on, "loss": loss}
+        wanted = {**self.tuned_on, "objective": loss}
         return next(cell for cell in self.cells if cell.levels == wanted)
 
 
@@ -154,7 +154,7 @@ def crossed(train: list[str], trees: Mapping[str, Mapping[str, str]], deciding: 
     for levels in product(*(node[factor].items() for factor in FACTORS)):
         names = dict(zip(FACTORS, (name for name, _ in levels), strict=True))
         own = [override for _, overrides in levels for override in overrides]
-        options = [(tree, of[names["loss"]]) for tree, of in trees.items() if names["loss"] in of]
+        options = [(tree, of[names["objective"]]) for tree, of in trees.items() if names["objective"] in of]
         cells.append(Cell(names, (*train, *own), tuple(options)))
     rest = {key: value for key, value in node.items() if key not in FACTORS}
     return Crossed(**rest, cells=tuple(cells), **deciding)

@@ -102,14 +102,18 @@ def best_rate(trials: Sequence[Training], rows: Rows) -> tuple[float, bool]:
 def chosen_heads(
     config: Comparison, once: Mapping[str, Training], trials: Mapping[str, list[Training]], rows: Rows
 ) -> tuple[list[str], bool]:
-    """Return the heads that are always chosen and the best by validation tau at 1x, in the order of the config."""
+    """Return the heads that are always chosen and the best by validation tau at 1x, in the order of the config.
+
+    As long as heads are missing, the best are sought among the others, so that a plan does not promise too little.
+    """
     settled = all(job.name in rows for job in once.values())
     known = {
         name: max((rows[job.name]["tau"] for job in ([once[name]] if settled else trials[name]) if job.name in rows),
                   default=0.0)
         for name in once
     }  # fmt: skip
-    best = sorted(known, key=lambda name: -known[name])[: config.ladder.best]
+    ranked = sorted(known, key=lambda name: -known[name])
+    best = [name for name in ranked if settled or name not in config.ladder.always][: config.ladder.best]
     return [name for name in once if name in (*config.ladder.always, *best)], settled
 
 
@@ -122,7 +126,7 @@ def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
         paces[cell.name] = cell_training(config, PACE, cell, table.pace, rates[0])
     yield from paces.values()
     tuned: dict[str, tuple[float, bool]] = {}
-    for loss in dict.fromkeys(cell.levels["loss"] for cell in table.cells):
+    for loss in dict.fromkeys(cell.levels["objective"] for cell in table.cells):
         cell = table.tuning_cell(loss)
         steps, settled = cell_steps(config, rows, paces[cell.name])
         trial = cell_training(config, CROSSED_TRIAL, cell, max(1, round(steps * config.ladder.trial)), rates[0])
@@ -131,7 +135,7 @@ def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
         tuned[loss] = best_rate(trials, rows)
     for cell in table.cells:
         steps, paced = cell_steps(config, rows, paces[cell.name])
-        rate, tried = tuned[cell.levels["loss"]]
+        rate, tried = tuned[cell.levels["objective"]]
         jobs[cell.name] = replace(cell_training(config, CROSSED, cell, steps, rate), settled=paced and tried)
     yield from jobs.values()
     names, settled = deciding_cells(config, jobs, rows)

@@ -46,7 +46,7 @@ def is_trained(store: ResultStore, job: Training, rows: dict[str, Row]) -> bool:
 def train(config: Comparison, store: ResultStore, job: Training) -> None:
     """Train a head, or go on with one that was interrupted, and append its row."""
     overrides, folder = train_overrides(config, store, job), store.head_folder(job.name)
-    store.begin(job.name, overrides)
+    store.note(job.name, overrides=overrides)
     found = read_run(folder)
     if not isinstance(found, Job) or found.status != "complete" or not RunDirectory(folder).head.is_file():
         resumed = [f"resume={folder}"] if RunDirectory(folder).resume_files else [*overrides, "overwrite=true"]
@@ -89,11 +89,16 @@ def contestants(store: ResultStore, job: Evaluation) -> list[str]:
     return [*(str(store.head_folder(f"{job.base}/{head}")) for head in job.heads), *job.untrained]
 
 
+def evaluate_overrides(store: ResultStore, job: Evaluation) -> list[str]:
+    heads = ",".join(contestants(store, job))
+    return [*job.overrides, f"contestants=[{heads}]", f"out={store.evaluation_folder(job.name)}"]
+
+
 def measure(store: ResultStore, job: Evaluation) -> None:
     """Run an evaluation, or go on with one that was interrupted, and write its counts by question."""
     folder, heads = store.evaluation_folder(job.name), contestants(store, job)
-    overrides = [*job.overrides, f"contestants=[{','.join(heads)}]", f"out={folder}"]
-    store.begin(job.name, overrides)
+    overrides = evaluate_overrides(store, job)
+    store.note(job.name, overrides=overrides)
     if not (folder / "report.json").is_file():
         spent = run_script("evaluate.py", overrides, store.log_file(job.name))
         store.note(job.name, kind=f"{job.benchmark}-{job.kind}", contestants=len(heads), seconds=spent.wall)

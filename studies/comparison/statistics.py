@@ -111,9 +111,9 @@ def crossed_claims(rules: Mapping[str, Any], heads: Heads, at: Measured) -> Iter
     cells = {name: levels_of(next(iter(head.values()))) for name, head in heads.items()}
     for tree, options in rules["trees"].items():
         names = {
-            cell: [one for one in names_of(heads[cell], options.get(levels["loss"])) if one in at.sums]
+            cell: [one for one in names_of(heads[cell], options.get(levels["objective"])) if one in at.sums]
             for cell, levels in cells.items()
-            if levels["loss"] in options
+            if levels["objective"] in options
         }
         names = {cell: each for cell, each in names.items() if each}
         yield from factor_effects(cells, names, at, tree)

@@ -84,10 +84,9 @@ class ResultStore:
             jobs[name] = {**jobs.get(name, {}), **values}
             write_text(self.out / "jobs.json", json.dumps(jobs, indent=1) + "\n")
 
-    def begin(self, name: str, overrides: Sequence[str]) -> None:
-        """Note the overrides of a job; raise InputError if it was begun with others."""
-        before = self.jobs().get(name, {}).get("overrides", [*overrides])
-        if before != [*overrides]:
+    def refuse_changed(self, name: str, before: Sequence[str], overrides: Sequence[str]) -> None:
+        """Raise InputError if a job was begun with other overrides."""
+        if [*before] != [*overrides]:
             old, new = (
                 " ".join(each for each in one if each not in other) or "fewer overrides"
                 for one, other in ((before, overrides), (overrides, before))
@@ -96,7 +95,6 @@ class ResultStore:
                 f"{name} in {self.out} was made with {old} and would now be made with {new}; choose another out= and "
                 "results=, or remove it there to have it made again"
             )
-        self.note(name, overrides=[*overrides])
 
     @contextmanager
     def lock(self, name: str, wait: bool = False) -> Iterator[bool]:

@@ -33,7 +33,7 @@ def collect_raw(config: Comparison, store: ResultStore) -> None:
     trees: dict[str, dict[str, str]] = {}
     for cell in config.crossed.cells if config.crossed is not None else ():
         for tree, option in cell.trees:
-            trees.setdefault(tree, {})[cell.levels["loss"]] = option
+            trees.setdefault(tree, {})[cell.levels["objective"]] = option
     rules = {
         "steps": config.steps, "converged": config.ladder.converged, "claims": config.claims, "trees": trees,
         "counted": {"nodes": config.counted.nodes, "plan": plan}, "learning_rates": config.learning_rates,
@@ -78,7 +78,7 @@ def head_rows(
         head, _, option = row["drafter"].partition("@")
         line: Row = {"base": base, "benchmark": row["benchmark"], "measure": "replay" if "replay" in row else "loop"}
         line |= trained_columns(rules, rows, by_name.get(f"{base}/{head}"), row["drafter"])
-        line["tree"] = tree_name(rules, line.get("loss"), option)
+        line["tree"] = tree_name(rules, line.get("objective"), option)
         keys = ("nodes", "mean_nodes", "prompts", "tau", "speedup", "tokens_per_second", "c", "v", "o")
         line |= {key: row[key] for key in keys}
         for key in ("tau", "speedup"):
@@ -93,9 +93,9 @@ def trained_columns(rules: Mapping[str, Any], rows: Sequence[Row], head: Row | N
     if head is None:
         return {"method": drafter}
     keys = ("role", "method", "seed", "steps", "learning_rate", "parameters", *FACTORS)
-    same = [row for row in rows if all(row[key] == head[key] for key in ("base", "method", "seed"))]
+    same = [row for row in rows if all(row[key] == head[key] for key in ("base", "method"))]
     tried = [row for row in rows if row["method"] == head["method"] and row["role"] == "rate"]
-    budgets = [row for row in same if row["role"].endswith("x")]
+    budgets = [row for row in same if row["role"].endswith("x") and row["seed"] == min(one["seed"] for one in same)]
     converged = "-"
     if head["role"] != CROSSED:
         converged = converged_at(rules["steps"], rules["converged"], budgets)
@@ -106,8 +106,8 @@ def trained_columns(rules: Mapping[str, Any], rows: Sequence[Row], head: Row | N
     }  # fmt: skip
 
 
-def tree_name(rules: Mapping[str, Any], loss: str | None, option: str) -> str | None:
-    names = [name for name, options in rules["trees"].items() if loss and options.get(loss) == option]
+def tree_name(rules: Mapping[str, Any], objective: str | None, option: str) -> str | None:
+    names = [name for name, options in rules["trees"].items() if objective and options.get(objective) == option]
     return names[0] if names else option or None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -42,11 +43,10 @@ def quoted(arguments) -> str:
 def run_comparison(folder, *overrides, check=True):
     """Run the command in a folder; return the finished process."""
     command = [sys.executable, "-m", "studies.comparison", *overrides]
-    environment = {"PYTHONPATH": str(REPOSITORY)}
-    import os
-
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=290, env=os.environ | environment
-    )
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=290, env=environment())
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": str(REPOSITORY)}

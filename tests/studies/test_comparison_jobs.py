@@ -101,7 +101,7 @@ def test_cells_take_their_minutes_and_those_that_decide_get_more_seeds():
     }
     rows |= finished(trials, lambda job: job.rate if "-ctc-" in job.method else -job.rate)
     cells = [job for job in of_role(all_jobs(config, rows), CROSSED) if job.seed == 0]
-    assert all(job.rate == (0.004 if job.levels["loss"] == "ctc" else 0.002) for job in cells)
+    assert all(job.rate == (0.004 if job.levels["objective"] == "ctc" else 0.002) for job in cells)
     best = {"dflash-ctc-gru": 5.0, "one_block-ctc-gru": 4.0, "dflash-prefix_ctc-none": 3.5, "dflash-ctc-none": 3.0,
             "one_block-cross_entropy-none": 2.0, "one_block-prefix_tv-markov": 1.5}  # fmt: skip
     rows |= finished(cells, lambda job: best.get(job.method, 1.0))
@@ -114,7 +114,11 @@ def test_evaluations_are_small_groups_of_one_role_with_the_trees_of_a_loss():
     config = load_config([*SMALL, "measure.heads=2"])
     jobs = [job for job in all_jobs(config, {}) if isinstance(job, Evaluation)]
     once = [job for job in jobs if job.kind == "replay" and job.group.startswith("1x.s0")]
-    assert [job.heads for job in once] == [("ctc.1x.s0", "ctc_ce.1x.s0"), ("medusa.1x.s0", "hydra.1x.s0"), ("eagle.1x.s0",)]
+    assert [job.heads for job in once] == [
+        ("ctc.1x.s0", "ctc_ce.1x.s0"),
+        ("medusa.1x.s0", "hydra.1x.s0"),
+        ("eagle.1x.s0",),
+    ]
     assert [job.untrained for job in once] == [("prompt_lookup",), (), ()]
     timed = [job for job in jobs if job.kind == "loop"]
     assert {job.group.rpartition(".")[0] for job in timed} == {"1x.s0"}
@@ -137,7 +141,9 @@ def test_converged_where_doubling_adds_less_than_the_share():
 
 
 def test_seconds_per_step_of_the_method_itself_else_the_mean_of_others(config):
-    medusa, eagle = (job for job in of_role(all_jobs(config, {}), "rate") if job.rate == 0.002 and job.method in "medusa eagle")
+    medusa, eagle = (
+        job for job in of_role(all_jobs(config, {}), "rate") if job.rate == 0.002 and job.method in "medusa eagle"
+    )
     assert seconds_per_step(medusa, {}) == (None, False)
     rows = finished([medusa], seconds=lambda job: 2.0 * job.steps)
     assert seconds_per_step(medusa, rows) == (2.0, True)
@@ -172,7 +178,7 @@ def test_steps_of_a_cell_are_unknown_before_it_is_timed():
         ("ladder.trial=2", "ladder.trial must be above 0 and at most 1, got 2"),
         ("ladder.always=[nothing]", "ladder.always must name some of ctc_gru, .*, got nothing"),
         ("bases.tiny=null", "bases= must name at least one, got none"),
-        ("crossed.deciding.best_of_each=tree", "must be one of body, loss, correction"),
+        ("crossed.deciding.best_of_each=tree", "must be one of body, objective, correction"),
     ],
 )
 def test_a_wrong_key_is_refused_in_one_sentence(override, sentence):
