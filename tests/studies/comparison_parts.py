@@ -27,10 +27,12 @@ def make_world(folder):
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     base = "{base:['base=local','base.path=base','device=cpu'],corpus:['corpus=tiny','corpus.path=prompts.jsonl']}"
     return [
-        "out=out", "results=results", "bases.tiny=null", f"+bases.random={base}", f"train={quoted(TRAIN)}", "steps=4", "seeds=[0]",
-        "learning_rates=[3e-3]", "ladder={trial:0.25,budgets:[2],best:1,always:[ctc],converged:0.02}",
-        "~entrants", "+entrants={ctc:['drafter=ctc','drafter.frames=4','objective=prefix_ctc'],medusa:['drafter=medusa']}",
-        "crossed=null", "claims=[[ctc,medusa]]", "measure.benchmarks.tiny=null", f"+measure.benchmarks.small={quoted(BENCHMARK)}",
+        "out=out", "results=results", "bases.tiny=null", f"+bases.random={base}", f"train={quoted(TRAIN)}", "steps=4",
+        "seeds=[0]", "learning_rates=[3e-3]", "ladder={trial:0.25,budgets:[2],best:1,always:[ctc],converged:0.02}",
+        "~entrants",
+        "+entrants={ctc:['drafter=ctc','drafter.frames=4','objective=prefix_ctc'],medusa:['drafter=medusa']}",
+        "crossed=null", "claims=[[ctc,medusa]]", "measure.benchmarks.tiny=null",
+        f"+measure.benchmarks.small={quoted(BENCHMARK)}",
         "measure.evaluate=['warm_up_tokens=4','timing.questions=1','trace.questions=0']", "measure.nodes=[4,8]",
         "measure.checked=1", "measure.loop=['decoding.nodes=8']", "counted.nodes=8",
     ]  # fmt: skip

@@ -103,8 +103,10 @@ def store(tmp_path):
     (store.out).mkdir()
     (store.out / "trainings.csv").write_text(store.trainings.read_text())
     trees = {"chain": {"ce": "per_frame_chain", "ctc": "collapse_chain"}, "prefix": {"ctc": "prefix_search"}}
-    rules = {"steps": 100, "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": trees,
-             "learning_rates": [0.002, 0.004], "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}}}  # fmt: skip
+    rules = {
+        "steps": 100, "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": trees,
+        "learning_rates": [0.002, 0.004], "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}},
+    }  # fmt: skip
     (store.out / "comparison.json").write_text(json.dumps(rules))
     cost = {"launches": 9, "synchronisations": 1, "bytes": 20, "operations": 1, "base_bytes": 100, "base_operations": 5}
     (store.out / "costs.json").write_text(json.dumps({"ctc": cost}))

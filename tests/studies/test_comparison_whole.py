@@ -13,7 +13,7 @@ from ctcdraft.errors import InputError
 from studies.comparison.store import ResultStore, read_rows
 
 ROW = {"job": "tiny/ctc.1x.s0", "base": "tiny", "role": "1x", "method": "ctc", "seed": 0, "learning_rate": 0.004,
-       "steps": 9, "frames": 6, "parameters": 10, "seconds": 1.25, "tau": 2.5, "loss": None, "commit": "abc"}  # fmt: skip
+       "steps": 9, "frames": 6, "parameters": 10, "seconds": 1.25, "tau": 2.5, "commit": "abc"}  # fmt: skip
 
 
 def test_rows_are_read_as_they_were_written(tmp_path):
