@@ -11,7 +11,7 @@ from time import monotonic
 from ctcdraft.errors import run_cli
 from studies.comparison import costs, measure
 from studies.comparison.config import Comparison, load_config
-from studies.comparison.jobs import Evaluation, Training, all_jobs, seconds_per_step
+from studies.comparison.jobs import Evaluation, Training, all_jobs, estimate_training
 from studies.comparison.page import publish, write_page
 from studies.comparison.store import ResultStore, seconds_of
 from studies.comparison.tables import collect_raw
@@ -50,7 +50,7 @@ def run_next(config: Comparison, store: ResultStore) -> str | None:
             if isinstance(job, Training):
                 measure.train(config, store, job)
             else:
-                measure.measure(store, job)
+                measure.measure(config, store, job)
             return job.name
     return None
 
@@ -60,9 +60,7 @@ def refuse_changed(config: Comparison, store: ResultStore) -> None:
     entries = store.jobs()
     for job in all_jobs(config, store.rows()):
         if job.settled and job.name in entries:
-            is_training = isinstance(job, Training)
-            now = measure.train_overrides(config, store, job) if is_training else measure.evaluate_overrides(store, job)
-            store.refuse_changed(job.name, entries[job.name]["overrides"], now)
+            store.refuse_changed(job.name, entries[job.name]["overrides"], measure.overrides_of(config, store, job))
 
 
 def is_done(store: ResultStore, job: Training | Evaluation, trained: set[str]) -> bool:
@@ -89,8 +87,8 @@ def describe_plan(config: Comparison, store: ResultStore) -> str:
             lines.append(f"done      {job.name}")
             continue
         if isinstance(job, Training):
-            pace, own = seconds_per_step(job, rows)
-            seconds, mark = (None if pace is None else pace * job.steps), "" if own else "~"
+            seconds, own = estimate_training(config, job, rows)
+            mark = "" if own else "~"
             what = f"{job.name}, {job.steps} steps at {job.rate:g}"
         else:
             seconds = measure.estimate_evaluation(job, seconds_of(entries, f"{job.benchmark}-{job.kind}"))

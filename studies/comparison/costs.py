@@ -47,7 +47,7 @@ class WeightReads:
 
     def __call__(self, operation: Any, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         kind = operation.overloadpacket.__name__
-        read = {self.names.get(storage_of(operand)) for operand in operands} - {None}
+        read = {self.names[key] for operand in operands if (key := storage_of(operand)) in self.names}
         views = {storage_of(result) for result in results} & {*self.names}
         for name in read if results and not views and kind not in LOOKUPS else ():
             self.reads[name] += 1

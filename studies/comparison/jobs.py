@@ -203,17 +203,20 @@ def grouped(
             yield Evaluation(base, kind, benchmark, part, chunk, beside, overrides, settled)
 
 
-def seconds_per_step(job: Training, rows: Rows) -> tuple[float | None, bool]:
-    """Return processor seconds of a step from finished trainings, and whether they are of the same method and base.
+def estimate_training(config: Comparison, job: Training, rows: Rows) -> tuple[float | None, bool]:
+    """Return estimated processor seconds of a training, and whether they follow from trainings of its own method.
 
-    Of the same method the training with most steps counts, else the mean over all methods; None where none is finished.
+    Of the same method and base the training with most steps counts. A cell takes its minutes; of other methods the mean
+    seconds per step are taken, and None where nothing is finished.
     """
     same = [row for row in rows.values() if row["method"] == job.method and row["base"] == job.base]
     if same:
         longest = max(same, key=lambda row: row["steps"])
-        return longest["seconds"] / longest["steps"], True
+        return job.steps * longest["seconds"] / longest["steps"], True
+    if config.crossed is not None and job.role in (CROSSED, CROSSED_TRIAL):
+        return 60 * config.crossed.minutes * (1 if job.role == CROSSED else config.ladder.trial), False
     each = {row["method"]: row["seconds"] / row["steps"] for row in rows.values()}
-    return (sum(each.values()) / len(each) if each else None), False
+    return (job.steps * sum(each.values()) / len(each) if each else None), False
 
 
 def levels_of(row: Row) -> dict[str, str]:

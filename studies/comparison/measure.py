@@ -29,7 +29,11 @@ COUNTS_FILE = "counts.json"
 ALL_QUESTIONS = 10**9
 
 
-def train_overrides(config: Comparison, store: ResultStore, job: Training) -> list[str]:
+def overrides_of(config: Comparison, store: ResultStore, job: Training | Evaluation) -> list[str]:
+    """Return the arguments of train.py or evaluate.py."""
+    if isinstance(job, Evaluation):
+        heads = ",".join(contestants(store, job))
+        return [*job.overrides, f"contestants=[{heads}]", f"out={store.evaluation_folder(job.name)}"]
     base = config.bases[job.base]
     return [
         *base.base, *base.corpus, *config.train, *job.own, f"trainer.learning_rate={job.rate:g}",
@@ -45,7 +49,7 @@ def is_trained(store: ResultStore, job: Training, rows: dict[str, Row]) -> bool:
 
 def train(config: Comparison, store: ResultStore, job: Training) -> None:
     """Train a head, or go on with one that was interrupted, and append its row."""
-    overrides, folder = train_overrides(config, store, job), store.head_folder(job.name)
+    overrides, folder = overrides_of(config, store, job), store.head_folder(job.name)
     store.note(job.name, overrides=overrides)
     found = read_run(folder)
     if not isinstance(found, Job) or found.status != "complete" or not RunDirectory(folder).head.is_file():
@@ -89,15 +93,10 @@ def contestants(store: ResultStore, job: Evaluation) -> list[str]:
     return [*(str(store.head_folder(f"{job.base}/{head}")) for head in job.heads), *job.untrained]
 
 
-def evaluate_overrides(store: ResultStore, job: Evaluation) -> list[str]:
-    heads = ",".join(contestants(store, job))
-    return [*job.overrides, f"contestants=[{heads}]", f"out={store.evaluation_folder(job.name)}"]
-
-
-def measure(store: ResultStore, job: Evaluation) -> None:
+def measure(config: Comparison, store: ResultStore, job: Evaluation) -> None:
     """Run an evaluation, or go on with one that was interrupted, and write its counts by question."""
     folder, heads = store.evaluation_folder(job.name), contestants(store, job)
-    overrides = evaluate_overrides(store, job)
+    overrides = overrides_of(config, store, job)
     store.note(job.name, overrides=overrides)
     if not (folder / "report.json").is_file():
         spent = run_script("evaluate.py", overrides, store.log_file(job.name))

@@ -68,10 +68,10 @@ def difference(measured: Measured, more: Sequence[str], less: Sequence[str]) -> 
 
 
 def bootstrap(measured: Measured, more: Sequence[str], less: Sequence[str]) -> Row:
-    pooled = [pool_sums([measured.sums[name] for name in side]) for side in (more, less)]
+    ours, theirs = (pool_sums([measured.sums[name] for name in side]) for side in (more, less))
     # Without a baseline no speed-up: a replay has no times, and its one row of autoregression stands at one size.
-    base = measured.sums.get(AUTOREGRESSIVE, pooled[1])
-    found = paired_difference(*pooled, base, seed=0)
+    base = measured.sums.get(AUTOREGRESSIVE, theirs)
+    found = paired_difference(ours, theirs, base, seed=0)
     row: Row = {"interval": QUESTIONS, "questions": found["questions"], "pairs": len(more)}
     for key in ("tau", "speedup"):
         low, high = found[f"{key}_ci"] or (None, None)

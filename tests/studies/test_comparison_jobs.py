@@ -1,5 +1,7 @@
 """Which jobs there are, which of them are settled, and what they are estimated to take."""
 
+from dataclasses import replace
+
 import pytest
 
 from ctcdraft.errors import InputError
@@ -12,8 +14,8 @@ from studies.comparison.jobs import (
     all_jobs,
     cell_steps,
     converged_at,
+    estimate_training,
     ladder_trainings,
-    seconds_per_step,
 )
 from studies.comparison.store import ResultStore
 
@@ -140,14 +142,17 @@ def test_converged_where_doubling_adds_less_than_the_share():
     assert converged_at(100, 0.02, rows(2.0)) == "-"
 
 
-def test_seconds_per_step_of_the_method_itself_else_the_mean_of_others(config):
+def test_a_training_is_estimated_from_its_own_method_else_from_the_mean_of_others(config):
     medusa, eagle = (
         job for job in of_role(all_jobs(config, {}), "rate") if job.rate == 0.002 and job.method in "medusa eagle"
     )
-    assert seconds_per_step(medusa, {}) == (None, False)
+    assert estimate_training(config, medusa, {}) == (None, False)
     rows = finished([medusa], seconds=lambda job: 2.0 * job.steps)
-    assert seconds_per_step(medusa, rows) == (2.0, True)
-    assert seconds_per_step(eagle, rows) == (2.0, False)
+    assert estimate_training(config, replace(medusa, steps=400), rows) == (800.0, True)
+    assert estimate_training(config, eagle, rows) == (50.0, False)
+    cells = load_config([*SMALL, "crossed.minutes=2"])
+    trial, cell = (of_role(all_jobs(cells, rows), role)[0] for role in ("crossed_rate", CROSSED))
+    assert [estimate_training(cells, job, rows) for job in (trial, cell)] == [(30.0, False), (120.0, False)]
 
 
 def test_the_plan_adds_up_what_is_missing(config, tmp_path):
