@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,18 @@ class WeightReads:
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         self.names = {storage_of(weight.elem): name for name, weight in weights.items()}
-        self.reads, self.rows = Counter[str](), Counter[str]()
+        self.reads, self.rows, self.drafts = Counter[str](), Counter[str](), 0
+
+    def watch(self, draft: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any) -> Any:
+            self.drafts += 1
+            OBSERVERS.append(self)
+            try:
+                return draft(*arguments)
+            finally:
+                OBSERVERS.remove(self)
+
+        return watched
 
     def __call__(self, operation: Any, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         kind = operation.overloadpacket.__name__
@@ -57,24 +68,6 @@ class WeightReads:
 
 def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-class Watched:
-    """A drafter whose drafts are watched."""
-
-    def __init__(self, drafter: Any, reads: WeightReads) -> None:
-        self.drafter, self.reads, self.drafts = drafter, reads, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.drafter, name)
-
-    def draft(self, *arguments: Any) -> Any:
-        self.drafts += 1
-        OBSERVERS.append(self.reads)
-        try:
-            return self.drafter.draft(*arguments)
-        finally:
-            OBSERVERS.remove(self.reads)
 
 
 def count_missing(config: Comparison, store: ResultStore) -> None:
@@ -101,15 +94,13 @@ def count_head(config: Comparison, store: ResultStore, job: Training) -> dict[st
         entries = resolve_contestants(node)
         entry = next(entry for entry in entries.values() if entry.run is not None)
         base = load_base(node, entries)
-        drafter = build_contestant(entry, base).drafter
+        drafter: Any = build_contestant(entry, base).drafter
         prompt = base.tokenizer(QUESTION, return_tensors="pt").input_ids[0]
         how = settings(config.counted.nodes, 4 * config.counted.nodes * (STEPS + 3), 0.0)
-        case = Case(base, prompt, how, STEPS)
-        counts = case.count(drafter, False, OPERATIONS)
         reads = WeightReads(named_weights(drafter, base))
-        watched = Watched(drafter, reads)
-        case.count(watched, False, OPERATIONS)
-    per_draft = {name: (reads.reads[name] / watched.drafts, reads.rows[name] / watched.drafts) for name in reads.reads}
+        drafter.draft = reads.watch(drafter.draft)
+        counts = Case(base, prompt, how, STEPS).count(drafter, False, OPERATIONS)
+    per_draft = {name: (reads.reads[name] / reads.drafts, reads.rows[name] / reads.drafts) for name in reads.reads}
     plain = {"launches": counts["beside"], "synchronisations": counts["synchronisations"]}
     return plain | cost_at_shape(config, entry, per_draft)
 
@@ -135,11 +126,7 @@ def cost_at_shape(
 
 def named_weights(drafter: Any, base: Any) -> dict[str, Tensor]:
     """Return the weights of the base and of the drafter by name; those that both have are the base's."""
-    named = dict(weights_of(base.lm, "base."))
+    named = {f"base.{name}": weight for name, weight in base.lm.named_parameters()}
     shared = {id(weight) for weight in named.values()}
-    own = weights_of(drafter, "") if isinstance(drafter, nn.Module) else iter(())
+    own = drafter.named_parameters() if isinstance(drafter, nn.Module) else ()
     return named | {name: weight for name, weight in own if id(weight) not in shared}
-
-
-def weights_of(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    yield from ((prefix + name, weight) for name, weight in module.named_parameters())

@@ -99,7 +99,8 @@ def trained_columns(rules: Mapping[str, Any], rows: Sequence[Row], head: Row | N
     converged = "-"
     if head["role"] != CROSSED:
         converged = converged_at(rules["steps"], rules["converged"], budgets)
-    at_edge = head["learning_rate"] in (min(rules["learning_rates"]), max(rules["learning_rates"]))
+    rates = rules["learning_rates"]
+    at_edge = len(rates) > 1 and head["learning_rate"] in (min(rates), max(rates))
     return {
         **{key: head.get(key) for key in keys}, "trials": len(tried), "rate_at_edge": at_edge,
         "hours": head["seconds"] / 3600, "validation_tau": head["tau"], "converged": converged,

@@ -33,7 +33,7 @@ def make_world(folder):
         "+entrants={ctc:['drafter=ctc','drafter.frames=4','objective=prefix_ctc'],medusa:['drafter=medusa']}",
         "crossed=null", "claims=[[ctc,medusa]]", "measure.benchmarks.tiny=null",
         f"+measure.benchmarks.small={quoted(BENCHMARK)}",
-        "measure.evaluate=['warm_up_tokens=4','timing.questions=1','trace.questions=0']", "measure.nodes=[4,8]",
+        "measure.evaluate=['warm_up_tokens=4','timing.questions=1','trace.questions=0']", "measure.nodes=[8,16]",
         "measure.checked=1", "measure.loop=['decoding.nodes=8']", "counted.nodes=8",
     ]  # fmt: skip
 
