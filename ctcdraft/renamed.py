@@ -90,11 +90,6 @@ KEYS = {  # old dotted key -> its present one, under the same parent
     "sizing.timed_tokens": "sizing.timed_steps",
     "trace.words": "trace.tokens_per_frame",
     "table.plan": "table.gpu_hours",
-    "arena.again": "arena.extra_seeds",
-    "arena.entrants.METHOD.dials": "arena.entrants.METHOD.size_keys",
-    "arena.entrants.METHOD.words": "arena.entrants.METHOD.overrides",
-    "arena.timing.words": "arena.timing.overrides",
-    "arena.rates": "arena.learning_rates",
 }
 OPTIONS = {  # old config group -> its old options -> their present names; the group itself is renamed by KEYS
     "drafter/paths": {
@@ -206,7 +201,7 @@ def current_key(key: str) -> str:
 def current_name(key: str) -> str | None:
     """Return the present last name of a dotted key that was renamed; None for others."""
     key = re.sub(r"^objective\.parts\.[^.]+", "objective", key)  # parts of a sum are objectives
-    new = KEYS.get(re.sub(r"^arena\.entrants\.[^.]+", "arena.entrants.METHOD", key))
+    new = KEYS.get(key)
     return new and new.rpartition(".")[2]
 
 

@@ -27,12 +27,13 @@ from ctcdraft.errors import InputError, run_cli
 from ctcdraft.io import write_text
 from ctcdraft.report import latency
 from ctcdraft.report.html import files
-from studies.comparison.evaluate import row_name
-from studies.comparison.page import rebuild_pages
+from studies.comparison import tables as comparison
 
 Row = dict[str, Any]
 RESULTS = REPOSITORY / "results"
-CONFIG: Row = yaml.safe_load("".join(file.read_text() for file in sorted(Path(__file__).parent.glob("results*.yaml"))))
+HERE = Path(__file__).parent
+CONFIG: Row = yaml.safe_load("".join(file.read_text() for file in sorted(HERE.glob("results*.yaml"))))
+CONFIG["tables"] |= yaml.safe_load((HERE / "comparison" / "tables.yaml").read_text())["tables"]
 STUDIES: dict[str, Row] = CONFIG["studies"]
 ARMS = ("steps", "time", "parameters", "latency")  # of training.json; the rest are searches of the learning rate
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -49,8 +50,9 @@ def unpack(study: str, folder: Path) -> Path:
 def rebuild(study: str, out: Path | None = None) -> None:
     with TemporaryDirectory() as place:
         raw, out = unpack(study, Path(place)), out or RESULTS / study
+        if (raw / comparison.RULES).is_file():
+            return comparison.rebuild(raw, out)
         figures, texts = (STUDIES[study].get(key, {}) for key in ("figures", "text"))
-        rebuild_pages([str(file.parent) for file in sorted(raw.rglob("rules.json"))])
         for folder in {(raw / file).parent for file in figures.values()}:
             if folder.name == "figures":
                 files.rebuild_page(folder.parent)
@@ -108,8 +110,9 @@ def trained(raw: Path, place: Path) -> dict[str, Row]:
             heads[key] = {"steps": entry["steps"]}
             heads[key]["train_seconds"] = entry["processor_seconds"] - entry["of_which_start"]
         for number, reading in enumerate(entry["readings"]) if entry.get("arm") in ARMS else ():
-            name = row_name(entry["same_as"] or key, reading)
-            line = {"method": row_name(entry["entrant"], reading), "tree": labels[number] if labels else None}
+            tree = f"@{reading}" if reading else ""
+            name = f"{entry['same_as'] or key}{tree}"
+            line = {"method": f"{entry['entrant']}{tree}", "tree": labels[number] if labels else None}
             line |= {one: entry[one] for one in ("seed", "steps", "learning_rate")} | entry["factors"]
             # A head that an arm does not change is shared: it has one row, with the names of all its arms.
             line["arms"] = "+".join(filter(None, [heads.get(name, {}).get("arms"), entry["arm"]]))

@@ -24,7 +24,6 @@ from ctcdraft.renamed import (
     current_argument,
 )
 from ctcdraft.training.search import TrialRegistry
-from studies.comparison.store import ResultStore
 
 
 @pytest.mark.parametrize(
@@ -59,9 +58,6 @@ from studies.comparison.store import ResultStore
         ("drafter/paths=glob(*,exclude=direct)", "drafter/tree=glob(*,exclude=per_frame)"),
         ("drafter/paths@x.drafter.paths=direct", "drafter/tree@x.drafter.tree=per_frame"),
         ("+drafter/growth@drafter.growth:x.y=best", "+drafter/tree@drafter.tree:x.y=dynamic"),
-        ("arena.entrants.ctc.dials.latency=null", "arena.entrants.ctc.size_keys.latency=null"),
-        ("arena.entrants.ctc.words=[a]", "arena.entrants.ctc.overrides=[a]"),
-        ("arena.timing.words=[a]", "arena.timing.overrides=[a]"),
         ("hydra.sweeper.params.trainer.rows=1,2", "hydra.sweeper.params.trainer.batch_size=1,2"),
         ("objective.parts.eagle.words=0.2", "objective.parts.eagle.tokens=0.2"),
         ("drafter/tree@_global_=chain", "drafter/tree@_global_=chain"),
@@ -146,21 +142,6 @@ def test_old_values_of_a_contestant_have_their_present_names():
 def test_values_of_a_contestant_may_interpolate_other_keys():
     config = OmegaConf.create({"base": {"path": "here"}, "contestants": [{"draft_model": {"path": "${base.path}"}}]})
     assert resolve(config.contestants[0]).config.path == "here"
-
-
-def test_results_recorded_with_old_overrides_count_as_made(tmp_path):
-    """Else every head of a comparison begun before the renaming would have to be trained again."""
-    store = ResultStore(tmp_path)
-    old = ["drafter/paths=choice(direct,drawn)", "seed=0", "contestants=[ctc@direct,{staged:{parts:{model:a@best}}}]"]
-    new = [
-        "drafter/tree=choice(per_frame,sampled)", "seed=0",
-        "contestants=[ctc@per_frame,{staged:{parts:{model:a@dynamic}}}]",
-    ]  # fmt: skip
-    store.refuse_changed_overrides("ctc", old, new)
-    store.refuse_changed_overrides("eagle", ["contestants=[a@drawn]"], ["contestants=[a@sampled_sequential]"])
-    store.refuse_changed_overrides("ctc", ["contestants=[a@drawn]"], ["contestants=[a@sampled]"])
-    with pytest.raises(InputError, match=r"made with .*paths=direct and would now be made with .*chain"):
-        store.refuse_changed_overrides("ctc", ["drafter/paths=direct"], ["drafter/tree=chain"])
 
 
 def test_a_search_that_goes_on_finds_trials_by_old_names():

@@ -39,7 +39,6 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", train_args("run=x", "drafter=transducer", "objective=ctc"), "objective=transducer or prefix_tr"),
         ("train.py", ["base=local"], "base.path= is missing"),
         ("train.py", ["drafter/tree=colapse"], "did you mean drafter/tree/collapse"),
-        ("evaluate.py", ["experiment=arena_real", "real.dat=x"], "did you mean real.data"),
         (
             "train.py",
             train_args("run=x", "objective=prefix_ctc", "objective.decay=2"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from benchmarks.simulated.stream import DEVICE_GENERATORS, STREAM, CaptureError
 NAME = "simulated"
 HOST = torch.device("cpu")
 PINNED: dict[int, Any] = {}  # storages of the host that count as pinned, by address
+OBSERVERS: list[Callable[[Any, Sequence[Tensor], Sequence[Tensor]], None]] = []  # called with operands and results
 
 
 class SimulatedTensor(torch.Tensor):
@@ -132,6 +133,8 @@ def compute(op: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Seque
     values = [values_of(tensor) for tensor in tensors]
     inputs = {each.untyped_storage()._cdata for each in values}
     outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+    for observe in OBSERVERS:
+        observe(op, values, outputs)
     # What shares the memory of an input is a view; an empty result launches nothing.
     new = [each for each in outputs if each.numel() and each.untyped_storage()._cdata not in inputs]
     if (op._schema.is_mutable or new) and not allocates(op):

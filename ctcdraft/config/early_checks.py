@@ -26,10 +26,9 @@ from ctcdraft.errors import InputError
 from ctcdraft.io import has_complete_corpus, refuse_existing_run, refuse_missing_run, refuse_unwritable
 
 DRAFTER_CONFIGS, OUTSIDE_CONFIGS = CONFIGS / "drafter", CONFIGS / "outside"
-# Studies are commands of their own; evaluate.py hands a config that sets one of these keys (experiment=arena,
-# experiment=table_mt_bench, recorded.path=FILE) to `run(config)` of the study's __main__.
+# Studies are commands of their own; evaluate.py hands a config that sets one of these keys (experiment=table_mt_bench,
+# recorded.path=FILE) to `run(config)` of the study's __main__.
 STUDIES = {
-    "arena": "studies.comparison",
     "table.name": "studies.paper",
     "recorded.path": "studies.external_logs",
     "recorded.baseline": "studies.external_logs",

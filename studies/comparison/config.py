@@ -1,192 +1,187 @@
-"""The `arena` node of a config as checked dataclasses: methods, budgets, evaluations and pairs to compare.
-
-Field names are the keys of configs/experiment/arena.yaml. "Overrides" are arguments of train.py or evaluate.py.
-"""
+"""The config of the comparison, comparison.yaml and the overrides of the command line, as checked dataclasses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.errors import InputError, check_float, check_int
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-STEPS, PARAMETERS, LATENCY, TIME = ARMS = ("steps", "parameters", "latency", "time")
-STAGES = ("train", "measure", "page")
-CLOCKS = ("processor", "wall")
+from ctcdraft.config.command_line import quote_paths
+from ctcdraft.errors import InputError, check_float, check_int, first_line
+from ctcdraft.hardware import HardwareSpec
 
-
-@dataclass(frozen=True)
-class SizeKey:
-    """An integer config key of train.py that widens or deepens a head, and the range it is searched in."""
-
-    key: str
-    least: int
-    most: int
+FACTORS = ("body", "objective", "correction")
+Overrides = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class MethodSpec:
-    """A method to train with these overrides of train.py."""
+class Base:
+    """Overrides that name a base model, and those of its corpus."""
 
-    name: str
-    overrides: tuple[str, ...]
-    readings: tuple[str | None, ...] = (None,)  # trees built from its draft, as in RUN@READING; None is the head's own
-    size_keys: Mapping[str, SizeKey] = field(default_factory=dict)  # by arm; without one the arm leaves the head as is
-    rival: bool = False  # may be the best rival, which is trained with more seeds
-    factors: Mapping[str, Any] = field(default_factory=dict)  # its levels of the factors of a grid
+    base: Overrides
+    corpus: Overrides
 
 
 @dataclass(frozen=True)
-class LearningRateGrid:
-    """Learning rates, each tried for `share` of the steps and ranked by tau on `prompts` held-out prompts."""
+class Ladder:
+    """The learning rates are tried at a share of budget 1x; the chosen heads are trained at every budget and seed."""
 
-    values: tuple[float, ...]
-    # A small share misleads: after a tenth of the steps Medusa's heads preferred four times the rate that was best for
-    # all of them (tau 1.43 instead of 1.64), and EAGLE's rates could not be distinguished.
-    share: float
-    prompts: int
-    beyond: int = 0  # how many more rates are tried while the best one is at an edge of the grid
+    trial: float
+    budgets: tuple[int, ...]
+    best: int
+    always: tuple[str, ...]
+    converged: float
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
-    """tau of every tree size, replayed along the baseline's responses."""
+class Cell:
+    """A cell of the crossed table: the levels of its factors, its overrides, and its trees as (name, option)."""
 
+    levels: Mapping[str, str]
+    overrides: Overrides
+    trees: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        return "-".join(self.levels[factor] for factor in FACTORS)
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """The crossed table; the fields are those of comparison.yaml, where the cells are one by one."""
+
+    minutes: float
+    pace: int
+    cells: tuple[Cell, ...]
+    tuned_on: Mapping[str, str]
+    best_of_each: str
+    others: int
+
+    def tuning_cell(self, loss: str) -> Cell:
+        wanted = {**self.tuned_on, "objective": loss}
+        return next(cell for cell in self.cells if cell.levels == wanted)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Evaluations of trained heads: replays of all, timed loops of those at budget 1x."""
+
+    heads: int
+    benchmarks: Mapping[str, Overrides]
+    evaluate: Overrides
     nodes: tuple[int, ...]
-    temperatures: tuple[float, ...]  # 0 for the heads of all arms, others for those of the arms in `sampled`
-    checked: int  # number of questions that the decoding loop checks
-    sampled: tuple[str, ...] = (STEPS,)
+    checked: int
+    crossed: Overrides
+    loop: Overrides | None
+    untrained: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class TimingConfig:
-    """Timed greedy evaluations of the heads of `arms` and of `others`, methods without training."""
+class Counted:
+    """The shape at which draft cost is predicted, its hardware, and the size of its trees."""
 
-    nodes: tuple[int, ...]
-    arms: tuple[str, ...]
-    others: tuple[str, ...]
-    overrides: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class MatchingConfig:
-    """Timing of drafts: `tokens` tokens of each of `prompts` prompts of the corpus, all of it `repeats` times."""
-
-    tolerance: float  # ratios within it count as equal
-    prompts: int
-    tokens: int
-    repeats: int
+    base: Overrides
+    dtype: str
+    plan: HardwareSpec
+    nodes: int
 
 
 @dataclass(frozen=True)
-class ExtraSeeds:
-    """More seeds at equal steps; their heads are replayed and not timed."""
+class Comparison:
+    """The whole config; overrides are arguments of train.py and evaluate.py."""
 
-    seeds: tuple[int, ...]
-    entrants: tuple[str, ...]
-    best_rival: bool  # also the rival with the best held-out tau
-    in_time: bool = False  # also at equal training time
-
-
-@dataclass(frozen=True)
-class ComparisonConfig:
-    """A whole comparison; corpus, train and evaluate are overrides for all methods."""
-
-    title: str
     out: Path
-    stages: tuple[str, ...]
-    base: tuple[str, ...]  # overrides of train.py and evaluate.py
-    corpus: tuple[str, ...]
-    train: tuple[str, ...]
-    evaluate: tuple[str, ...]
+    results: Path
+    hours: float | None
+    plan: bool
+    publish: bool
+    minutes: float
+    bases: Mapping[str, Base]
+    train: Overrides
     steps: int
-    seed: int
-    extra_seeds: ExtraSeeds
-    arms: tuple[str, ...]
-    reference: str  # the method whose budget the others are matched to
-    seconds: float | None  # training time in the arm of equal training time; None: that of the reference
-    small: int | None  # base layers that the draft model starts from; None where no method needs one
-    entrants: Mapping[str, MethodSpec]
-    learning_rates: LearningRateGrid
-    matching: MatchingConfig
-    benchmarks: Mapping[str, tuple[str, ...]]
-    replay: ReplayConfig
-    timing: TimingConfig
-    pairs: tuple[tuple[str, str], ...]  # (method, baseline), whose differences are reported
-    readings_as: tuple[str, ...]  # labels of the readings of a grid, in their order
-    group: str  # prefix of the names of evaluations: the cell in a grid
-    clock: str  # which seconds of training count
-    command: str
-    raw_config: Mapping[str, Any]  # the YAML node: `comparison_config(**raw_config)` is this comparison
+    seeds: tuple[int, ...]
+    learning_rates: tuple[float, ...]
+    ladder: Ladder
+    entrants: Mapping[str, Overrides]
+    crossed: Crossed | None
+    measure: Measure
+    counted: Counted
+    claims: tuple[tuple[str, str], ...]
 
     @property
-    def shared_overrides(self) -> tuple[str, ...]:
-        return (*self.base, *self.corpus, *self.train)
-
-    @property
-    def reported_sizes(self) -> tuple[int, ...]:
-        # In tables that do not show all replayed sizes.
-        return self.timing.nodes or self.replay.nodes
+    def first_base(self) -> str:
+        return next(iter(self.bases))
 
     @property
     def trial_steps(self) -> int:
-        return max(1, round(self.steps * self.learning_rates.share))
+        return max(1, round(self.steps * self.ladder.trial))
 
 
-def comparison_config(**raw: Any) -> ComparisonConfig:
-    """Return the `arena` node of a config, checked. Raises InputError."""
-    original, node = deepcopy(raw), lists_to_tuples(raw)
-    methods = [  # null removes a method from a preset
-        method_spec(str(spec.pop("name", key)), spec) for key, spec in node["entrants"].items() if spec is not None
-    ]
-    parts = {"extra_seeds": ExtraSeeds, "learning_rates": LearningRateGrid, "matching": MatchingConfig}
-    parts |= {"replay": ReplayConfig, "timing": TimingConfig}
-    node |= {key: kind(**lists_to_tuples(raw[key])) for key, kind in parts.items()}
-    node["out"] = Path(raw["out"])
-    node["entrants"] = {method.name: method for method in methods}
-    node["benchmarks"] = {name: tuple(own) for name, own in raw["benchmarks"].items() if own is not None}
-    node["pairs"] = tuple(map(tuple, raw["pairs"]))
-    config = ComparisonConfig(**node, raw_config=original)
+def load_config(overrides: Sequence[str]) -> Comparison:
+    """Return comparison.yaml with the overrides of a command line; raise InputError for what is wrong with them."""
+    try:
+        with initialize_config_dir(str(Path(__file__).resolve().parent), version_base=None):
+            node = OmegaConf.to_container(compose("comparison", list(quote_paths(overrides))), resolve=True)
+        assert isinstance(node, dict)
+        config = comparison(**{str(key): value for key, value in node.items()})
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(f"{first_line(error)}; studies/comparison/comparison.yaml has all keys") from error
+    except (TypeError, KeyError) as error:
+        raise InputError(f"a key of the comparison is missing or unknown: {error}; see comparison.yaml") from error
     refuse_impossible(config)
     return config
 
 
-def method_spec(name: str, node: Mapping[str, Any]) -> MethodSpec:
-    node = dict(node)
-    size_keys = {arm: SizeKey(**key) for arm, key in (node.pop("size_keys", None) or {}).items() if key is not None}
-    factors = {key: level for key, level in (node.pop("factors", None) or {}).items() if level is not None}
-    return MethodSpec(name, size_keys=size_keys, factors=factors, **lists_to_tuples(node))
+def comparison(**node: Any) -> Comparison:
+    parts = {"ladder": Ladder, "measure": Measure}
+    node |= {key: kind(**with_tuples(node[key])) for key, kind in parts.items()}
+    node["crossed"] = node["crossed"] and crossed(**node["crossed"])
+    counted = with_tuples(node["counted"])
+    node["counted"] = Counted(**{**counted, "plan": HardwareSpec.of(counted["plan"])})
+    node["bases"] = {name: Base(**base) for name, base in with_tuples(node)["bases"].items()}
+    return Comparison(**with_tuples(node) | {"out": Path(node["out"]), "results": Path(node["results"])})
 
 
-def lists_to_tuples(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in node.items()}
+def crossed(train: list[str], trees: Mapping[str, Mapping[str, str]], deciding: Mapping[str, Any], **node: Any) -> Any:
+    cells = []
+    for levels in product(*(node[factor].items() for factor in FACTORS)):
+        names = dict(zip(FACTORS, (name for name, _ in levels), strict=True))
+        own = [override for _, overrides in levels for override in overrides]
+        options = [(tree, of[names["objective"]]) for tree, of in trees.items() if names["objective"] in of]
+        cells.append(Cell(names, (*train, *own), tuple(options)))
+    rest = {key: value for key, value in node.items() if key not in FACTORS}
+    return Crossed(**rest, cells=tuple(cells), **deciding)
 
 
-def refuse_impossible(config: ComparisonConfig) -> None:
-    check_int(config.steps, "arena.steps")
-    check_int(config.replay.checked, "arena.replay.checked")
-    if not 0 < check_float(config.learning_rates.share, "arena.learning_rates.share") < 1:
-        raise InputError(f"arena.learning_rates.share must be between 0 and 1, got {config.learning_rates.share}")
-    if not config.learning_rates.values:
-        raise InputError("arena.learning_rates.values must hold at least one learning rate, got []")
-    refuse_unknown("stages", config.stages, STAGES)
-    refuse_unknown("arms", (*config.arms, *config.timing.arms), ARMS)
-    refuse_unknown("clock", (config.clock,), CLOCKS)
-    names = tuple(config.entrants)
-    refuse_unknown("extra_seeds.entrants", config.extra_seeds.entrants, names)
-    refuse_unknown("pairs", tuple(side.partition("@")[0] for pair in config.pairs for side in pair), names)
-    # A given training time needs no reference, counted or timed budgets do.
-    if config.seconds is None or {PARAMETERS, LATENCY} & set(config.arms):
-        refuse_unknown("reference", (config.reference,), names)
-    if config.arms[:1] != (STEPS,):
-        raise InputError(f"arena.arms must begin with `steps`, to which the others are matched, got {[*config.arms]}")
-    refuse_unknown("replay.sampled", config.replay.sampled, config.arms)
+def with_tuples(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the node with tuples for lists; below the first level null removes an entry."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: plain(each) for key, each in value.items() if each is not None}
+        return tuple(map(plain, value)) if isinstance(value, list) else value
+
+    return {key: plain(value) for key, value in node.items()}
 
 
-def refuse_unknown(key: str, values: Sequence[str], known: Sequence[str]) -> None:
-    unknown = [value for value in values if value not in known]
-    if unknown:
-        raise InputError(f"arena.{key} must name some of {', '.join(known)}, got {unknown[0]}")
+def refuse_impossible(config: Comparison) -> None:
+    check_int(config.steps, "steps")
+    check_int(config.measure.heads, "measure.heads")
+    if not 0 < check_float(config.ladder.trial, "ladder.trial") <= 1:
+        raise InputError(f"ladder.trial must be above 0 and at most 1, got {config.ladder.trial}")
+    for key in ("bases", "seeds", "learning_rates"):
+        if not getattr(config, key):
+            raise InputError(f"{key}= must name at least one, got none")
+    for key, names in (("ladder.always", config.ladder.always), ("claims", sum(config.claims, ()))):
+        for name in names:
+            if name not in config.entrants:
+                raise InputError(f"{key} must name some of {', '.join(config.entrants)}, got {name}")
+    if config.crossed is not None and config.crossed.best_of_each not in FACTORS:
+        raise InputError(f"crossed.deciding.best_of_each must be one of {', '.join(FACTORS)}")

@@ -1,122 +1,145 @@
-"""Paired differences between methods and effects of factors, with bootstrap intervals over questions (verdict.json).
+"""Differences between heads: t intervals over seeds where both sides have some, else bootstrap over questions.
 
-Seeds of a method are pooled: a question's tokens and steps are summed over them. In a grid every cell is compared with
-the cell that differs in one factor alone, and all such pairs are pooled.
+over seeds       a claim about two heads: pooled variance of the two sides, n + m - 2 degrees of freedom
+over questions   one head of each side, or several pooled question by question: other seeds may differ
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import sqrt
 from typing import Any
 
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums, paired_difference, pool_sums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from studies.comparison.config import ComparisonConfig
-from studies.comparison.evaluate import checked_counts, evaluation_rows, passed_check, row_name, row_sizes
-from studies.comparison.store import EVALUATIONS, TRAINING, VERDICT, Entry, ResultStore
+from studies.comparison.config import FACTORS
+from studies.comparison.jobs import CROSSED, Row, levels_of
 
-RowSums = dict[tuple[str, int], QuestionSums]  # by row name and nodes
-READING_FACTOR = "reading"  # the tree built from a draft, a factor where heads are read in several ways
-FactorLevels = tuple[tuple[str, Any], ...]  # levels of the factors, sorted by factor
-
-
-def write_statistics(config: ComparisonConfig, store: ResultStore) -> None:
-    training = store.read(TRAINING)
-    verdict: dict[str, list[Entry]] = {"differences": [], "effects": []}
-    for task, answers in sums_by_task(store).items():
-        labels = dict(zip(("kind", "benchmark", "temperature"), task, strict=True))
-        for nodes in sorted({nodes for _, nodes in answers if nodes > 1}):
-            for arm in config.arms:
-                place = {**labels, "nodes": nodes, "arm": arm}
-                differences = pair_differences(config, training, answers, arm, nodes)
-                verdict["differences"] += [{**place, **one} for one in differences]
-                effects = factor_effects(config, training, answers, arm, nodes) if task[0] == "replay" else ()
-                verdict["effects"] += [{**place, **one} for one in effects]
-    store.write(VERDICT, verdict)
+# Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom.
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+SEEDS, QUESTIONS = "t over seeds", "bootstrap over questions"
+Place = tuple[str, str, str, int]  # base, replay or loop, benchmark, nodes
+Heads = Mapping[str, dict[int, Row]]  # trainings of a method by seed
 
 
-def sums_by_task(store: ResultStore) -> dict[tuple[str, str, float], RowSums]:
-    """Return the counts of all lossless rows by (kind, benchmark, temperature), across the groups of a grid."""
-    tasks: dict[tuple[str, str, float], RowSums] = {}
-    for name, entry in store.read(EVALUATIONS).items():
-        here = tasks.setdefault((entry["kind"], entry["benchmark"], entry["temperature"]), {})
-        rows = evaluation_rows(store, name)
-        counts = checked_counts(store, name, rows)
-        for row in filter(passed_check, rows):
-            here |= {(row["drafter"], size): counts[row["drafter"]][size] for size in row_sizes(row, counts)}
-    return tasks
+@dataclass(frozen=True)
+class Measured:
+    """What was measured at one place: the counts by question of every row, by its name in reports."""
+
+    place: Place
+    sums: Mapping[str, QuestionSums]
+
+    def tau(self, name: str) -> float:
+        return sum(self.sums[name].committed) / sum(self.sums[name].passes)
+
+    def labels(self) -> dict[str, Any]:
+        return dict(zip(("base", "measure", "benchmark", "nodes"), self.place, strict=True))
 
 
-def pair_differences(
-    config: ComparisonConfig, training: Mapping[str, Entry], answers: RowSums, arm: str, nodes: int
-) -> Iterator[dict[str, Any]]:
-    for more, less in config.pairs:
-        names = [row_names(training, side, arm) for side in (more, less)]
-        sums = [[answers[name, nodes] for name in side if (name, nodes) in answers] for side in names]
-        base = answers.get((AUTOREGRESSIVE, nodes))
-        if all(sums) and base is not None:
-            difference = paired_difference(pool_sums(sums[0]), pool_sums(sums[1]), base, config.seed)
-            yield {"more": more, "less": less, "seeds": [len(side) for side in sums], **difference}
+def t_interval(more: Sequence[float], less: Sequence[float]) -> tuple[float, float, float]:
+    """Return the difference of two means and its 95 % interval.
+
+    [2, 3, 4] less [1, 2, 3]   ->   1, -1.27, 3.27: both variances 1, 4 degrees of freedom, 2.776 sqrt(1/3 + 1/3)
+    """
+    degrees = len(more) + len(less) - 2
+    if min(len(more), len(less)) < 2 or degrees > len(T_QUANTILES):
+        raise InputError(f"a t interval needs two to seven seeds of each head, got {len(more)} and {len(less)}")
+    squares = (len(more) - 1) * statistics.variance(more) + (len(less) - 1) * statistics.variance(less)
+    half = T_QUANTILES[degrees - 1] * sqrt(squares / degrees * (1 / len(more) + 1 / len(less)))
+    difference = statistics.mean(more) - statistics.mean(less)
+    return difference, difference - half, difference + half
 
 
-def row_names(training: Mapping[str, Entry], side: str, arm: str) -> list[str]:
-    """Return the row names of a method (`medusa`, `medusa@direct`) in an arm, one per seed."""
-    name, _, reading = side.partition("@")
-    entries = {key: entry for key, entry in training.items() if (entry["entrant"], entry["arm"]) == (name, arm)}
-    return list(dict.fromkeys(row_name(entry["same_as"] or key, reading or None) for key, entry in entries.items()))
+def difference(measured: Measured, more: Sequence[str], less: Sequence[str]) -> Row | None:
+    """Return the difference between heads, each given by the rows of its seeds; None where a side was not measured."""
+    sides = [[name for name in side if name in measured.sums] for side in (more, less)]
+    if not all(sides):
+        return None
+    if min(map(len, sides)) > 1 and measured.place[1] == "replay":
+        value, low, high = t_interval(*([measured.tau(name) for name in side] for side in sides))
+        found: Row = {"tau": value, "tau_low": low, "tau_high": high, "interval": SEEDS}
+    else:
+        found = bootstrap(measured, [sides[0][0]], [sides[1][0]])
+    return {**measured.labels(), **found, "seeds": "+".join(str(len(side)) for side in sides)}
+
+
+def bootstrap(measured: Measured, more: Sequence[str], less: Sequence[str]) -> Row:
+    ours, theirs = (pool_sums([measured.sums[name] for name in side]) for side in (more, less))
+    # Without a baseline no speed-up: a replay has no times, and its one row of autoregression stands at one size.
+    base = measured.sums.get(AUTOREGRESSIVE, theirs)
+    found = paired_difference(ours, theirs, base, seed=0)
+    row: Row = {"interval": QUESTIONS, "questions": found["questions"], "pairs": len(more)}
+    for key in ("tau", "speedup"):
+        low, high = found[f"{key}_ci"] or (None, None)
+        row |= {key: found[key], f"{key}_low": low, f"{key}_high": high}
+    return row
+
+
+def claims(rules: Mapping[str, Any], rows: Sequence[Row], measured: Sequence[Measured]) -> Iterator[Row]:
+    """Yield the claimed differences at every budget, and those of the crossed table."""
+    for at in measured:
+        for role in dict.fromkeys(row["role"] for row in rows if row["role"].endswith("x")):
+            heads = heads_of(rows, at.place[0], role)
+            for more, less in rules["claims"]:
+                found = difference(at, *(names_of(heads.get(side, {})) for side in (more, less)))
+                if found is not None:
+                    yield {"role": role, "more": more, "less": less, **found}
+        if at.place[1] == "replay":
+            yield from crossed_claims(rules, heads_of(rows, at.place[0], CROSSED), at)
+
+
+def heads_of(rows: Sequence[Row], base: str, role: str) -> Heads:
+    heads: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if (row["base"], row["role"]) == (base, role):
+            heads.setdefault(row["method"], {})[row["seed"]] = row
+    return heads
+
+
+def names_of(head: Mapping[int, Row], tree: str | None = None) -> list[str]:
+    """Return the names in reports of a head's seeds: ctc.1x.s0, or with the option of its tree ctc.1x.s0@collapse."""
+    names = [head[seed]["job"].partition("/")[2] for seed in sorted(head)]
+    return names if tree is None else [f"{name}@{tree}" for name in names]
+
+
+def crossed_claims(rules: Mapping[str, Any], heads: Heads, at: Measured) -> Iterator[Row]:
+    """Yield effects of factors over all matched pairs of cells, then single pairs that have several seeds."""
+    cells = {name: levels_of(next(iter(head.values()))) for name, head in heads.items()}
+    for tree, options in rules["trees"].items():
+        names = {
+            cell: [one for one in names_of(heads[cell], options.get(levels["objective"])) if one in at.sums]
+            for cell, levels in cells.items()
+            if levels["objective"] in options
+        }
+        names = {cell: each for cell, each in names.items() if each}
+        yield from factor_effects(cells, names, at, tree)
+        for less, more in combinations(names, 2):
+            changed = [factor for factor in FACTORS if cells[more][factor] != cells[less][factor]]
+            if len(changed) == 1 and min(len(names[more]), len(names[less])) > 1:
+                found = difference(at, names[more], names[less])
+                labels = {"role": CROSSED, "tree": tree, "factor": changed[0], "more": more, "less": less}
+                yield labels | (found or {})
 
 
 def factor_effects(
-    config: ComparisonConfig, training: Mapping[str, Entry], answers: RowSums, arm: str, nodes: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the difference between each level of a factor and its first one, all else equal."""
-    cells = factor_cells(config, training, arm)
-    base = answers.get((AUTOREGRESSIVE, nodes))
-    if base is None:
-        return
-    for factor in dict.fromkeys(key for cell in cells for key, _ in cell):
-        first, *others = dict.fromkeys(value for cell in cells for key, value in cell if key == factor)
-        # Over all cells, and among cells with the same tree, because some objectives suit one tree only.
-        for level, within in product(others, (None, *(config.readings_as if factor != READING_FACTOR else ()))):
-            matched = [  # only seeds that both sides have
-                (cell, seed, answers[ours, nodes], answers[cells[twin][seed], nodes])
-                for cell, twin in matched_cells(cells, factor, level, first)
-                for seed, ours in cells[cell].items()
-                if within in (None, dict(cell).get(READING_FACTOR))
-                and (ours, nodes) in answers
-                and (cells[twin].get(seed), nodes) in answers
+    cells: Mapping[str, Mapping[str, str]], names: Mapping[str, Sequence[str]], at: Measured, tree: str
+) -> Iterator[Row]:
+    """Yield each level of a factor minus its first one, the first seeds of all pairs that differ in it alone pooled."""
+    for factor in FACTORS:
+        first, *others = dict.fromkeys(cells[cell][factor] for cell in names) or [""]
+        for level in others:
+            pairs = [
+                (more, less)
+                for more in names
+                for less in names
+                if cells[more][factor] == level and dict(cells[more]) == {**cells[less], factor: level}
+                if cells[less][factor] == first
             ]
-            if matched:
-                pairs, seeds, more, less = zip(*matched, strict=True)
-                difference = paired_difference(pool_sums(more), pool_sums(less), base, config.seed)
-                counts = {"twins": len(set(pairs)), "seeds": len(set(seeds))}
-                yield {"factor": factor, "more": level, "less": first, "within": within, **counts, **difference}
-
-
-def factor_cells(
-    config: ComparisonConfig, training: Mapping[str, Entry], arm: str
-) -> dict[FactorLevels, dict[int, str]]:
-    """Return row names by factor levels and seed."""
-    cells: dict[FactorLevels, dict[int, str]] = {}
-    for name, entry in training.items():
-        if entry["arm"] != arm or not entry["factors"]:
-            continue
-        for number, reading in enumerate(entry["readings"]):
-            # The tree is a factor, too, where heads have several.
-            read = {READING_FACTOR: config.readings_as[number]} if len(entry["readings"]) > 1 else {}
-            cell = tuple(sorted({**entry["factors"], **read}.items()))
-            cells.setdefault(cell, {})[entry["seed"]] = row_name(entry["same_as"] or name, reading)
-    return cells
-
-
-def matched_cells(
-    cells: Iterable[FactorLevels], factor: str, level: Any, first: Any
-) -> Iterator[tuple[FactorLevels, FactorLevels]]:
-    """Yield the cells of a level, each with the cell that differs in this factor alone, at its first level."""
-    known = set(cells)
-    for cell in cells:
-        if dict(cell).get(factor) == level:
-            twin = tuple(sorted({**dict(cell), factor: first}.items()))
-            if twin in known:
-                yield cell, twin
+            if pairs:
+                sides = [[names[cell][0] for cell in side] for side in zip(*pairs, strict=True)]
+                labels = {"role": CROSSED, "tree": tree, "factor": factor, "more": level, "less": first, "seeds": "1+1"}
+                yield labels | at.labels() | bootstrap(at, *sides)

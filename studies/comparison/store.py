@@ -1,19 +1,25 @@
-"""The files of a comparison (trained heads, finished evaluations, matched sizes), and the commands that make them.
+"""The files of the comparison: the rows of finished trainings, and the folders of its heads and evaluations.
 
-What is recorded is not made again. Every entry keeps the overrides it was made with, so that a changed config is
-refused instead of mixing results.
+    results/trainings.csv   a row per finished training, appended; committed
+    out/jobs.json           overrides and seconds of every job that was begun
+    out/heads/NAME          run directories        out/evaluations/NAME   reports        out/logs, out/locks
+
+What is finished is not made again. Changed overrides are refused instead of mixing results. Several processes may work
+on one comparison: each holds a lock of the job it runs.
 """
 
 from __future__ import annotations
 
+import csv
+import fcntl
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -22,87 +28,107 @@ from typing import Any
 from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
-from ctcdraft.renamed import OPTIONS, current_argument
-from ctcdraft.training.run_directory import RunDirectory
+from studies.comparison.config import FACTORS
+from studies.comparison.jobs import Row
 
-Entry = dict[str, Any]
-RULES, TRAINING, MATCHING, EVALUATIONS, VERDICT = "rules", "training", "matching", "evaluations", "verdict"
-OLD_KEYS = {"again": "extra_seeds", "dials": "size_keys", "rates": "learning_rates", "words": "overrides"}
+NUMBERS = {"seed": int, "steps": int, "frames": int, "parameters": int, "learning_rate": float, "seconds": float}
+NUMBERS |= {"tau": float, "loss": float}
+COLUMNS = (
+    *("job", "base", "role", "method", "seed", "learning_rate", "steps", "frames", "parameters", "seconds", "tau"),
+    *("loss", *FACTORS, "commit"),
+)
 
 
 @dataclass(frozen=True)
 class ResultStore:
-    """out/rules.json, training.json, matching.json, evaluations.json and verdict.json: entries by name."""
+    """The folders `out` and `results`."""
 
     out: Path
+    results: Path
 
-    def read(self, part: str) -> dict[str, Entry]:
-        file = self.out / f"{part}.json"
-        try:
-            return present_keys(json.loads(file.read_text())) if file.is_file() else {}
-        except ValueError as error:
-            raise InputError(f"{file} is damaged ({error}); remove it to have its results made again") from error
+    @property
+    def trainings(self) -> Path:
+        return self.results / "trainings.csv"
 
-    def write(self, part: str, content: Mapping[str, Any]) -> None:
-        write_text(self.out / f"{part}.json", json.dumps(content, indent=1) + "\n")
-
-    def add(self, part: str, name: str, entry: Entry) -> Entry:
-        self.write(part, {**self.read(part), name: entry})
-        return entry
-
-    def run_folder(self, name: str) -> Path:
-        return self.out / "runs" / name
-
-    def log_file(self, name: str) -> Path:
-        return self.out / "logs" / f"{name}.log"
+    def head_folder(self, name: str) -> Path:
+        return self.out / "heads" / name
 
     def evaluation_folder(self, name: str) -> Path:
         return self.out / "evaluations" / name
 
-    def find_trained(self, name: str, overrides: Sequence[str]) -> Entry | None:
-        return self.find_made(TRAINING, name, RunDirectory(self.run_folder(name)).head, overrides)
+    def log_file(self, name: str) -> Path:
+        return self.out / "logs" / f"{name}.log"
 
-    def find_evaluated(self, name: str, overrides: Sequence[str]) -> Entry | None:
-        return self.find_made(EVALUATIONS, name, self.evaluation_folder(name) / "report.json", overrides)
+    def rows(self) -> dict[str, Row]:
+        return read_rows(self.trainings)
 
-    def find_made(self, part: str, name: str, result: Path, overrides: Sequence[str]) -> Entry | None:
-        """Return the entry of a result; None if it has to be made."""
-        entry = self.read(part).get(name)
-        if entry is None or not result.is_file():  # a removed result is made again
-            return None
-        self.refuse_changed_overrides(name, entry["overrides"], overrides)
-        return entry
+    def append_row(self, row: Row) -> None:
+        """Add a line to trainings.csv in one write, so that a kill or another process leaves whole lines."""
+        if not self.trainings.is_file():
+            write_text(self.trainings, ",".join(COLUMNS) + "\n")
+        text = ",".join(csv_cell(row.get(column)) for column in COLUMNS)
+        with self.trainings.open("a") as stream:
+            stream.write(text + "\n")
 
-    def refuse_changed_overrides(self, name: str, before: Sequence[str], now: Sequence[str]) -> None:
-        """Raise InputError if a result of this name was made with other overrides."""
-        if len(before) != len(now) or not all(map(is_same_override, before, now)):
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        file = self.out / "jobs.json"
+        try:
+            return json.loads(file.read_text()) if file.is_file() else {}
+        except ValueError as error:
+            raise InputError(f"{file} is damaged ({error}); remove it, and overrides are not compared") from error
+
+    def note(self, name: str, **values: Any) -> None:
+        """Add values to the entry of a job."""
+        with self.lock("jobs.json", wait=True):
+            jobs = self.jobs()
+            jobs[name] = {**jobs.get(name, {}), **values}
+            write_text(self.out / "jobs.json", json.dumps(jobs, indent=1) + "\n")
+
+    def refuse_changed(self, name: str, before: Sequence[str], overrides: Sequence[str]) -> None:
+        """Raise InputError if a job was begun with other overrides."""
+        if [*before] != [*overrides]:
             old, new = (
-                " ".join(argument for argument in one if argument not in other) or "fewer overrides"
-                for one, other in ((before, now), (now, before))
+                " ".join(each for each in one if each not in other) or "fewer overrides"
+                for one, other in ((before, overrides), (overrides, before))
             )
             raise InputError(
-                f"{name} in {self.out} was made with {old} and would now be made with {new}; choose another "
-                "arena.out=, or remove it there to have it made again"
+                f"{name} in {self.out} was made with {old} and would now be made with {new}; choose another out= and "
+                "results=, or remove it there to have it made again"
             )
 
+    @contextmanager
+    def lock(self, name: str, wait: bool = False) -> Iterator[bool]:
+        """Hold the lock of a name; yield False, without `wait`, where another process holds it."""
+        file = self.out / "locks" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("w") as stream:  # the system releases it when a process is killed
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True
 
-def present_keys(node: Any) -> Any:
-    """Return the content of a file in which keys of earlier versions have their present names."""
-    if isinstance(node, dict):
-        return {OLD_KEYS.get(key, key): present_keys(value) for key, value in node.items()}
-    return list(map(present_keys, node)) if isinstance(node, list) else node
+
+def read_rows(file: Path) -> dict[str, Row]:
+    """Return the rows of trainings.csv by the name of their job; a damaged line is refused."""
+    if not file.is_file():
+        return {}
+    rows: dict[str, Row] = {}
+    for line in csv.DictReader(file.read_text().splitlines()):
+        try:
+            rows[line["job"]] = {
+                key: NUMBERS[key](value) if key in NUMBERS and value else value or None for key, value in line.items()
+            }
+        except (KeyError, ValueError, TypeError) as error:
+            raise InputError(f"{file} has a damaged line: {line} ({error}); correct it or remove the line") from error
+    return rows
 
 
-def is_same_override(before: str, now: str) -> bool:
-    """Return whether an override recorded before a renaming, RUN@TREE included, is what it is called now.
-
-    Some old names were options of two groups: @drawn is @sampled of a parallel drafter, @sampled_sequential of others.
-    """
-    old, new = (re.split(r"(?<=@)(\w+)", current_argument(override)) for override in (before, now))
-    groups = [OPTIONS["drafter/growth"], OPTIONS["drafter/paths"]]
-    return len(old) == len(new) and all(
-        one == other or other in [group.get(one) for group in groups] for one, other in zip(old, new, strict=True)
-    )
+def csv_cell(value: Any) -> str:
+    text = "" if value is None else f"{value:.8g}" if isinstance(value, float) else str(value)
+    assert not re.search(r'[",\n]', text), text
+    return text
 
 
 @dataclass(frozen=True)
@@ -133,3 +159,9 @@ def run_script(script: str, overrides: Sequence[str], log: Path | None = None) -
         raise InputError(f"{script} ended with status {status}{last}{where}; {kept}")
     processor = after.children_user - before.children_user + after.children_system - before.children_system
     return RunTime(processor, perf_counter() - began)
+
+
+def seconds_of(jobs: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[int, float]]:
+    """Return (contestants, seconds) of the finished evaluations of a kind."""
+    each = [(entry["contestants"], entry["seconds"]) for entry in jobs.values() if entry.get("kind") == kind]
+    return [(heads, seconds) for heads, seconds in each if heads]

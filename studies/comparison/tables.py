@@ -1,238 +1,153 @@
-"""Tables of a comparison's page, from the rows of its evaluations, its trained heads and its statistics.
+"""heads.csv, claims.csv and figures of a comparison, from its raw files alone.
 
-A line of a table is a method with its replayed rows by tree size and its timed rows.
+heads.csv has a row per head, tree, benchmark and tree size, with its training and its counted cost; claims.csv has a
+row per difference of two heads, which names its kind of interval.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
-from operator import itemgetter
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ctcdraft.report.tables import (
-    Columns,
-    equal_cell,
-    format_difference,
-    format_number,
-    format_with_interval,
-    markdown_table,
-)
-from studies.comparison.config import ComparisonConfig
-from studies.comparison.evaluate import Row, all_rows, draft_milliseconds, passed_check, row_name
-from studies.comparison.statistics import row_names
-from studies.comparison.store import MATCHING, TRAINING, VERDICT, Entry, ResultStore
+import pandas as pd
+
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.bootstrap import QuestionSums
+from ctcdraft.hardware import HardwareSpec
+from ctcdraft.io import write_text
+from studies.comparison.config import FACTORS, Comparison
+from studies.comparison.figures import figures
+from studies.comparison.jobs import CROSSED, Row, converged_at
+from studies.comparison.measure import COUNTS_FILE, passed_check
+from studies.comparison.statistics import Measured, Place, claims
+from studies.comparison.store import ResultStore, read_rows
+
+RULES, TRAININGS = "comparison.json", "trainings.csv"
 
 
-@dataclass(frozen=True)
-class ComparisonData:
-    """Everything a page is made of."""
-
-    training: Mapping[str, Entry]
-    matching: Mapping[str, Any]
-    verdict: Mapping[str, Any]
-    rows: Sequence[Row]
-    refused: Sequence[Row]  # failed the losslessness check
-
-    @classmethod
-    def of(cls, store: ResultStore) -> ComparisonData:
-        rows = all_rows(store)
-        passed, refused = ([row for row in rows if passed_check(row) == wanted] for wanted in (True, False))
-        return cls(store.read(TRAINING), store.read(MATCHING), store.read(VERDICT), passed, refused)
-
-    def row(self, kind: str, benchmark: str, temperature: float, drafter: str, nodes: int) -> Row | None:
-        wanted = (kind, benchmark, temperature, drafter, nodes)
-        keys = ("kind", "benchmark", "temperature", "drafter", "nodes")
-        return next((row for row in self.rows if tuple(row[key] for key in keys) == wanted), None)
+def collect_raw(config: Comparison, store: ResultStore) -> None:
+    """Write what the tables need of the config and of results/ beside the reports."""
+    plan = {key: getattr(config.counted.plan, key) for key in ("flops", "bandwidth")}
+    trees: dict[str, dict[str, str]] = {}
+    for cell in config.crossed.cells if config.crossed is not None else ():
+        for tree, option in cell.trees:
+            trees.setdefault(tree, {})[cell.levels["objective"]] = option
+    rules = {
+        "steps": config.steps, "converged": config.ladder.converged, "claims": config.claims, "trees": trees,
+        "counted": {"nodes": config.counted.nodes, "plan": plan}, "learning_rates": config.learning_rates,
+    }  # fmt: skip
+    write_text(store.out / RULES, json.dumps(rules, indent=1) + "\n")
+    if store.trainings.is_file():
+        write_text(store.out / TRAININGS, store.trainings.read_text())
 
 
-def trained_lines(config: ComparisonConfig, data: ComparisonData, arm: str, benchmark: str) -> Iterator[Row]:
-    """Yield a line per head of an arm's first seed and reading."""
-    reference = data.training.get(config.reference)
-    for name, entry in data.training.items():
-        if entry["arm"] != arm or entry["seed"] != config.seed:
-            continue
-        ratio = entry["parameters"] / reference["parameters"] if reference else None
-        for reading in entry["readings"]:
-            # A head that the arm did not change was evaluated once, under the name it has at equal steps.
-            line = measured_rows(config, data, benchmark, row_name(entry["same_as"] or name, reading))
-            if line is not None:
-                yield {**line, "drafter": row_name(name, reading), "entry": entry, "ratio": ratio}
-
-
-def untrained_lines(config: ComparisonConfig, data: ComparisonData, benchmark: str) -> Iterator[Row]:
-    """Yield a line per method without training: the baseline, prompt lookup, transformers' own generation."""
-    heads = {entry["same_as"] or name for name, entry in data.training.items()}
-    names = dict.fromkeys(row["drafter"] for row in data.rows if row["drafter"].partition("@")[0] not in heads)
-    for name in names:
-        if (line := measured_rows(config, data, benchmark, name)) is not None:
-            yield {**line, "drafter": name, "entry": None, "ratio": None}
-
-
-def runs_by_method(data: ComparisonData, arm: str) -> dict[str, list[str]]:
-    """Return the runs of an arm, one per seed, by method."""
-    # From the files, because the config of a grid names its last cell alone.
-    runs: dict[str, list[str]] = {}
-    for name, entry in data.training.items():
-        if entry["arm"] == arm:
-            runs.setdefault(entry["entrant"], []).append(name)
-    return runs
-
-
-def measured_rows(config: ComparisonConfig, data: ComparisonData, benchmark: str, drafter: str) -> Row | None:
-    """Return a drafter's greedy rows, replayed and timed, by tree size; None where there are none."""
-    replays = {nodes: data.row("replay", benchmark, 0.0, drafter, nodes) for nodes in config.replay.nodes}
-    loops = {nodes: data.row("loop", benchmark, 0.0, drafter, nodes) for nodes in config.timing.nodes}
-    return {"replay": replays, "loop": loops} if any([*replays.values(), *loops.values()]) else None
-
-
-def tau_by_nodes(config: ComparisonConfig, data: ComparisonData) -> dict[str, list[tuple[float, float]]]:
-    benchmark = next(iter(config.benchmarks))
-    lines = [*trained_lines(config, data, config.arms[0], benchmark), *untrained_lines(config, data, benchmark)]
-    points = {
-        line["drafter"]: [(nodes, row["tau"]) for nodes, row in line["replay"].items() if row and row["tau"]]
-        for line in lines
-    }
-    return {name: curve for name, curve in points.items() if curve}
-
-
-def tau_by_draft_time(config: ComparisonConfig, data: ComparisonData) -> list[tuple[str, float, float]]:
-    """Return (name, milliseconds of a draft, tau) of every timed line at the first timed size."""
-    benchmark = next(iter(config.benchmarks))
-    points: dict[tuple[str, float, float], None] = {}  # a head that two arms share is drawn once
-    for arm in config.timing.arms if config.timing.nodes else ():
-        for line in trained_lines(config, data, arm, benchmark):
-            row = line["loop"][config.timing.nodes[0]]
-            if row is not None and (milliseconds := draft_milliseconds(row)) is not None:
-                points[line["drafter"], milliseconds, row["tau"]] = None
-    return list(points)
-
-
-def arm_columns(config: ComparisonConfig) -> Columns:
-    """Return the columns of an arm's table: training, tau by tree size, then what was timed."""
-
-    def entry(key: str, form: Callable[[Any], str]) -> Callable[[Row], str]:
-        return lambda line: "-" if line["entry"] is None or line["entry"][key] is None else form(line["entry"][key])
-
-    def tau(nodes: int) -> Callable[[Row], str]:
-        def cell(line: Row) -> str:
-            row = line["replay"].get(nodes) or line["loop"].get(nodes)
-            return "-" if row is None else format_with_interval(row["tau"], row["tau_ci"])
-
-        return cell
-
-    def timed(nodes: int, form: Callable[[Row], str]) -> Callable[[Row], str]:
-        return lambda line: "-" if line["loop"][nodes] is None else form(line["loop"][nodes])
-
-    columns: Columns = {
-        "drafter": itemgetter("drafter"),
-        "parameters": entry("parameters", lambda value: f"{value:,}"),
-        "of reference": lambda line: format_number(line["ratio"]),
-        "steps": entry("steps", lambda value: f"{value:,}"),
-        "train s": entry("seconds", lambda value: f"{value[config.clock]:.0f}" if config.clock in value else "-"),
-        "learning rate": entry("learning_rate", lambda value: f"{value:g}"),
-    }
-    columns |= {f"tau, {nodes}": tau(nodes) for nodes in dict.fromkeys((*config.replay.nodes, *config.timing.nodes))}
-    for nodes in config.timing.nodes:
-        columns |= {
-            f"speedup, {nodes}": timed(nodes, lambda row: format_with_interval(row["speedup"], row["speedup_ci"])),
-            f"draft ms, {nodes}": timed(nodes, lambda row: format_number(draft_milliseconds(row))),
-            f"c + v + o, {nodes}": timed(nodes, lambda row: " + ".join(format_number(row[part]) for part in "cvo")),
-            f"equal, {nodes}": timed(nodes, equal_cell),
-        }
-    columns["replay equal"] = replay_equal
-    columns["evaluations"] = lambda line: ", ".join(
-        sorted({row["evaluation"] for kind in ("replay", "loop") for row in line[kind].values() if row is not None})
+def rebuild(raw: Path, out: Path) -> None:
+    """Write heads.csv, claims.csv, trainings.csv and the figures of an unpacked archive."""
+    rules, costs = (
+        json.loads(file.read_text()) if file.is_file() else {} for file in (raw / RULES, raw / "costs.json")
     )
-    return columns
+    rows = [*read_rows(raw / TRAININGS).values()]
+    reports = sorted((raw / "evaluations").rglob("report.json"))
+    heads = [row for file in reports for row in head_rows(raw, file, rules, rows, costs)]
+    pairs = [*claims(rules, rows, list(measured_places(raw, reports)))]
+    for name, lines in {"heads": heads, "claims": pairs}.items():
+        if lines:
+            # convert_dtypes, or whole numbers of a column with gaps become floats.
+            frame = pd.DataFrame(lines).dropna(axis="columns", how="all").convert_dtypes()
+            text = frame.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+            write_text(out / f"{name}.csv", text)
+    if (raw / TRAININGS).is_file():
+        write_text(out / TRAININGS, (raw / TRAININGS).read_text())
+    for name, svg in figures(heads, rows).items():
+        write_text(out / name, svg)
 
 
-def replay_equal(line: Row) -> str:
-    """Return equal questions and responses with exactly the replayed steps, over all tree sizes."""
-    rows = [row for row in line["replay"].values() if row is not None]
-    if not rows:
-        return "-"
-    texts = [sum(row["lossless"][key] for row in rows) for key in ("equal", "prompts")]
-    steps = [sum(row["replay"][key] for row in rows) for key in ("alike", "answers")]
-    return f"{texts[0]}/{texts[1]}, steps {steps[0]}/{steps[1]}"
+def head_rows(
+    raw: Path, file: Path, rules: Mapping[str, Any], rows: Sequence[Row], costs: Mapping[str, Any]
+) -> Iterator[Row]:
+    """Yield a line per row of a report that passed the losslessness check."""
+    base, evaluation = file.parent.relative_to(raw / "evaluations").parts
+    by_name = {row["job"]: row for row in rows}
+    report = json.loads(file.read_text())
+    for row in report["rows"]:
+        if not passed_check(row):
+            print(f"not in the tables, as it failed the losslessness check: {row['drafter']} in {evaluation}")
+            continue
+        head, _, option = row["drafter"].partition("@")
+        line: Row = {"base": base, "benchmark": row["benchmark"], "measure": "replay" if "replay" in row else "loop"}
+        line |= trained_columns(rules, rows, by_name.get(f"{base}/{head}"), row["drafter"])
+        line["tree"] = tree_name(rules, line.get("objective"), option)
+        keys = ("nodes", "mean_nodes", "prompts", "tau", "speedup", "tokens_per_second", "c", "v", "o")
+        line |= {key: row[key] for key in keys}
+        for key in ("tau", "speedup"):
+            line |= dict(zip((f"{key}_low", f"{key}_high"), row[f"{key}_ci"] or (None, None), strict=True))
+        line |= {"equal": row["lossless"]["equal"], "compared": row["lossless"]["prompts"]}
+        line |= counted_columns(rules, costs.get(line["method"], {}), line)
+        yield line | {"commit": report["environment"]["git"]["commit"][:7]}
 
 
-def plain(*keys: str) -> Columns:
-    return {key: lambda row, key=key: str(row[key]) for key in keys}  # type: ignore[misc]
+def trained_columns(rules: Mapping[str, Any], rows: Sequence[Row], head: Row | None, drafter: str) -> Row:
+    """Return what trainings.csv has about a head; of a drafter without training its name alone."""
+    if head is None:
+        return {"method": drafter}
+    keys = ("role", "method", "seed", "steps", "learning_rate", "parameters", *FACTORS)
+    same = [row for row in rows if all(row[key] == head[key] for key in ("base", "method"))]
+    tried = [row for row in rows if row["method"] == head["method"] and row["role"] == "rate"]
+    budgets = [row for row in same if row["role"].endswith("x") and row["seed"] == min(one["seed"] for one in same)]
+    converged = "-"
+    if head["role"] != CROSSED:
+        converged = converged_at(rules["steps"], rules["converged"], budgets)
+    rates = rules["learning_rates"]
+    at_edge = len(rates) > 1 and head["learning_rate"] in (min(rates), max(rates))
+    return {
+        **{key: head.get(key) for key in keys}, "trials": len(tried), "rate_at_edge": at_edge,
+        "hours": head["seconds"] / 3600, "validation_tau": head["tau"], "converged": converged,
+    }  # fmt: skip
 
 
-def titled_table(title: str, lines: Sequence[Row], columns: Columns) -> list[str]:
-    """Return a heading and a table; nothing without lines."""
-    return [f"## {title}", markdown_table(lines, columns)] if lines else []
+def tree_name(rules: Mapping[str, Any], objective: str | None, option: str) -> str | None:
+    names = [name for name, options in rules["trees"].items() if objective and options.get(objective) == option]
+    return names[0] if names else option or None
 
 
-def sampled_section(config: ComparisonConfig, data: ComparisonData) -> list[str]:
-    hot = [temperature for temperature in config.replay.temperatures if temperature > 0]
-    rows = [row for row in data.rows if row["kind"] == "replay" and row["temperature"] in hot]
-    columns: Columns = {
-        **plain("drafter", "benchmark"),
-        "T": lambda row: f"{row['temperature']:g}",
-        "nodes": lambda row: str(row["nodes"]),
-        "tau": lambda row: format_with_interval(row["tau"], row["tau_ci"]),
-        "equal": equal_cell,
-    }
-    return titled_table("Sampled", [row for row in rows if row["nodes"] in config.reported_sizes], columns)
+def counted_columns(rules: Mapping[str, Any], cost: Mapping[str, Any], line: Row) -> Row:
+    if not cost or line.get("role") == CROSSED:
+        return {}
+    nodes = rules["counted"]["nodes"]
+    c, v = predicted_costs(cost, nodes, HardwareSpec.of(rules["counted"]["plan"]))
+    counted: Row = {"launches": cost["launches"], "synchronisations": cost["synchronisations"]}
+    counted |= {"draft_bytes": cost["bytes"] / cost["base_bytes"], "c_counted": c, "v_counted": v}
+    counted["draft_operations"] = cost["operations"] / cost["base_operations"]
+    if line["measure"] == "replay" and line["nodes"] == nodes:
+        counted["predicted"] = line["tau"] / (c + v)
+    return counted
 
 
-def matching_section(data: ComparisonData) -> list[str]:
-    lines = [{"arm": arm, "method": name, **one} for arm, part in data.matching.items() for name, one in part.items()]
-    columns: Columns = {
-        **plain("arm", "method"),
-        "size": lambda one: f"{one['key']}={one['value']}" if one["value"] is not None else "-",
-        "of reference": lambda one: format_with_interval(one["ratio"], one["interval"]),
-        "matched by": itemgetter("how"),
-    }
-    return titled_table("How budgets were matched", lines, columns)
+def predicted_costs(cost: Mapping[str, Any], nodes: int, plan: HardwareSpec) -> tuple[float, float]:
+    """Return c and v at the counted shape: times of a draft and of reading a tree, in steps of the base.
+
+    Each is the slower of its bytes and its operations on the hardware; launches and the host are not counted.
+    """
+    step = plan.seconds(cost["base_operations"], cost["base_bytes"])
+    draft = plan.seconds(cost["operations"], cost["bytes"])
+    reading = plan.seconds(nodes * cost["base_operations"], cost["base_bytes"])
+    if step is None or draft is None or reading is None:
+        raise InputError("counted.plan needs flops and bandwidth, from which draft costs are predicted")
+    return draft / step, reading / step
 
 
-def seeds_section(config: ComparisonConfig, data: ComparisonData) -> list[str]:
-    """Return tau of each seed of heads that were trained more than once."""
-    lines = []
-    for arm in config.arms:
-        for method, runs in runs_by_method(data, arm).items():
-            sides = [row_name(method, reading) for reading in data.training[runs[0]]["readings"]]
-            heads = {side: row_names(data.training, side, arm) for side in sides}
-            for side, benchmark, nodes in product(sides, config.benchmarks, config.reported_sizes):
-                rows = [data.row("replay", benchmark, 0.0, head, nodes) for head in heads[side]]
-                taus = [row["tau"] for row in rows if row is not None]
-                if len(taus) > 1:
-                    lines.append({"arm": arm, "method": side, "benchmark": benchmark, "nodes": nodes, "taus": taus})
-    columns: Columns = {
-        **plain("arm", "method", "benchmark", "nodes"),
-        "tau of each seed": lambda one: " ".join(f"{tau:.3f}" for tau in one["taus"]),
-        "mean": lambda one: format_number(statistics.mean(one["taus"]), 3),
-        "standard deviation": lambda one: format_number(statistics.stdev(one["taus"]), 3),
-    }
-    return titled_table("Seeds", lines, columns)
-
-
-TASK_COLUMNS: Columns = {
-    **plain("benchmark"),
-    "T": lambda one: f"{one['temperature']:g}",
-    **plain("arm", "nodes"),
-    "by": itemgetter("kind"),
-}
-TAU_COLUMN: Columns = {"tau": lambda one: format_difference(one["tau"], one["tau_ci"])}
-DIFFERENCE_COLUMNS: Columns = {
-    "difference": lambda one: f"{one['more']} minus {one['less']}",
-    **TASK_COLUMNS,
-    "seeds": lambda one: "{} and {}".format(*one["seeds"]),
-    **TAU_COLUMN,
-    "speedup": lambda one: format_difference(one["speedup"], one["speedup_ci"]),
-}
-EFFECT_COLUMNS: Columns = {
-    "factor": itemgetter("factor"),
-    "difference": lambda one: f"{one['more']} minus {one['less']}",
-    "tree": lambda one: one["within"] or "all",
-    **TASK_COLUMNS,
-    "pairs": lambda one: str(one["twins"]),
-    "seeds": lambda one: str(one["seeds"]),
-    **TAU_COLUMN,
-}
+def measured_places(raw: Path, reports: Sequence[Path]) -> Iterator[Measured]:
+    """Yield the counts by question of all rows that passed, by base, measure, benchmark and tree size."""
+    places: dict[tuple[Place, str], dict[str, QuestionSums]] = {}
+    for file in reports:
+        base = file.parent.relative_to(raw / "evaluations").parts[0]
+        counts = json.loads((file.parent / COUNTS_FILE).read_text())
+        for row in filter(passed_check, json.loads(file.read_text())["rows"]):
+            # Times of two evaluations are not comparable: each has a baseline of its own.
+            place = base, "replay" if "replay" in row else "loop", row["benchmark"], row["nodes"]
+            sums = QuestionSums(**counts[row["drafter"]][str(row["nodes"])])
+            evaluation = "" if "replay" in row else file.parent.name
+            places.setdefault((place, evaluation), {})[row["drafter"]] = sums
+    yield from (Measured(place, sums) for (place, _), sums in places.items())

@@ -1,58 +1,87 @@
-"""A whole comparison from the command line, at a small size: a random base, a few steps, two methods."""
+"""A whole comparison from the command line, at a small size, and its files when it is stopped or changed."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
-from tiny_models import random_lm, tiny_tokenizer
+from comparison_parts import environment, make_world, run_comparison
 
-from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.errors import InputError
+from studies.comparison.store import ResultStore, read_rows
 
-LEFT_OUT = ("ctc", "ctc_paper", "medusa_gru", "hydra", "eagle", "blockwise", "draft_model")
+ROW = {"job": "tiny/ctc.1x.s0", "base": "tiny", "role": "1x", "method": "ctc", "seed": 0, "learning_rate": 0.004,
+       "steps": 9, "frames": 6, "parameters": 10, "seconds": 1.25, "tau": 2.5, "commit": "abc"}  # fmt: skip
+
+
+def test_rows_are_read_as_they_were_written(tmp_path):
+    store = ResultStore(tmp_path / "out", tmp_path / "results")
+    store.append_row(ROW)
+    store.append_row(ROW | {"job": "tiny/ctc.1x.s1", "seed": 1})
+    rows = store.rows()
+    assert [*rows] == ["tiny/ctc.1x.s0", "tiny/ctc.1x.s1"]
+    assert {key: rows["tiny/ctc.1x.s0"][key] for key in ROW} == ROW
+    store.trainings.write_text(store.trainings.read_text() + "tiny/ctc.1x.s2,tiny,1x,ctc,two\n")
+    with pytest.raises(InputError, match="has a damaged line"):
+        read_rows(store.trainings)
+
+
+def test_changed_overrides_are_refused(tmp_path):
+    store = ResultStore(tmp_path / "out", tmp_path / "results")
+    store.refuse_changed("tiny/ctc", ["drafter=ctc", "seed=0"], ["drafter=ctc", "seed=0"])
+    with pytest.raises(InputError, match="was made with drafter=ctc and would now be made with drafter=eagle"):
+        store.refuse_changed("tiny/ctc", ["drafter=ctc", "seed=0"], ["drafter=eagle", "seed=0"])
+
+
+def test_a_job_is_run_by_one_process(tmp_path):
+    store = ResultStore(tmp_path / "out", tmp_path / "results")
+    with store.lock("tiny/ctc") as first, store.lock("tiny/ctc") as second, store.lock("tiny/eagle") as other:
+        assert (first, second, other) == (True, False, True)
+    with store.lock("tiny/ctc") as again:
+        assert again
 
 
 @pytest.mark.slow
-def test_a_comparison_trains_measures_and_writes_its_page(tmp_path):
-    random_lm(context=128).save_pretrained(tmp_path / "base")
-    tiny_tokenizer().save_pretrained(tmp_path / "base")
-    prompts = [{"id": f"p{n}", "category": "chat", "turns": [f"say {n}"], "reference": None} for n in range(24)]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    train = [
-        "prepared=corpus", "answers.max_new_tokens=20", "trainer.autocast=false",
-        "trainer.warmup_steps=1", "trainer.num_threads=1", "decoding.max_new_tokens=10", "decoding.nodes=8",
-    ]  # fmt: skip
-    benchmark = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
-    arguments = [
-        "experiment=arena", "arena.out=out", "arena.base=['base=local','base.path=base','device=cpu']",
-        "arena.corpus=['corpus.path=prompts.jsonl']", f"arena.train={quoted(train)}",
-        "arena.evaluate=['timing.questions=1','warm_up_tokens=4']",
-        "arena.steps=4", "arena.small=null", "arena.learning_rates={values:[0.003],share:0.25,prompts:2}",
-        "arena.arms=[steps,parameters]", "arena.extra_seeds={seeds:[1],entrants:[medusa],best_rival:false}",
-        f"arena.benchmarks.tiny={quoted(benchmark)}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
-        "arena.timing={nodes:[8],arms:[steps],others:[oracle,junk],overrides:['decoding=greedy']}",
-        "arena.pairs=[[ctc_gru,medusa]]", *(f"arena.entrants.{name}=null" for name in LEFT_OUT),
-    ]  # fmt: skip
-    finished = run_comparison(tmp_path, arguments)
-    assert finished.returncode == 0, finished.stderr
-    page = (tmp_path / "out" / "page.md").read_text()
-    assert "ctc_gru minus medusa" in page
-    assert "| oracle |" in page
-    trained = json.loads((tmp_path / "out" / "training.json").read_text())
-    reference, medusa = trained["ctc_gru"], trained["medusa.parameters"]
-    assert abs(medusa["parameters"] / reference["parameters"] - 1) < 0.05
-    assert reference["seconds"]["processor"] > 0
-    assert trained["medusa.s1"]["tau"], "another seed trains on the same corpus"
-    again = run_comparison(tmp_path, arguments)
-    assert "python train.py" not in again.stdout
-    assert "python evaluate.py" not in again.stdout
-    assert (tmp_path / "out" / "page.md").read_text() == page
+def test_a_comparison_goes_on_after_a_kill(tmp_path):
+    arguments = make_world(tmp_path)
+    planned = run_comparison(tmp_path, *arguments, "plan=true").stdout
+    assert "ctc.1x.s0, 4 steps at 0.003 (provisional)" in planned
+    assert not (tmp_path / "out").exists()
+    run_comparison(tmp_path, *arguments, "hours=0")
+    assert len(read_rows(tmp_path / "results" / "trainings.csv")) == 1, "it ends after the first job"
+    kill_in_training(tmp_path, arguments)
+    done = run_comparison(tmp_path, *arguments, "publish=true").stdout
+    assert done.count("python train.py") < 7
+    rows = read_rows(tmp_path / "results" / "trainings.csv")
+    roles = [(row["method"], row["role"], row["steps"]) for row in rows.values()]
+    assert roles[:4] == [("ctc", "rate", 1), ("medusa", "rate", 1), ("ctc", "1x", 4), ("medusa", "1x", 4)]
+    assert {(role, steps) for _, role, steps in roles[4:]} == {("2x", 8)}
+    assert all(row["seconds"] > 0 and row["tau"] >= 1 and row["parameters"] > 0 for row in rows.values())
+    page = (tmp_path / "out" / "results" / "comparison" / "page.md").read_text()
+    assert "| random | ctc |" in page
+    assert "| random | prompt_lookup |" in page
+    assert "ctc minus medusa" in page
+    costs = json.loads((tmp_path / "out" / "costs.json").read_text())
+    assert costs["medusa"]["launches"] > 0
+    # By hand: four heads of a square matrix with bias at width 4096, the blank, the lm_head of 32,000 rows.
+    assert costs["medusa"]["bytes"] == 2 * (4 * (4096**2 + 4096) + 4096 + 1 + 32000 * 4096)
+    again = run_comparison(tmp_path, *arguments).stdout
+    assert "python " not in again, "nothing is made again"
+    changed = run_comparison(tmp_path, *arguments, "measure.checked=2", check=False)
+    assert changed.returncode == 1
+    assert "was made with measure.checked=1 and would now be made with measure.checked=2" in changed.stderr
 
 
-def run_comparison(folder, arguments):
-    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
-
-
-def quoted(arguments) -> str:
-    return "[" + ",".join(f"'{argument}'" for argument in arguments) + "]"
+def kill_in_training(folder, arguments):
+    """Kill the comparison and the training that it runs, once a head has a saved state."""
+    command = [sys.executable, "-m", "studies.comparison", *arguments]
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment(), start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 200
+    while not list((folder / "out" / "heads").glob("random/*.1x.s0/resume-*.pt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    subprocess.run(["kill", f"-{signal.SIGKILL.value}", f"-{process.pid}"], check=True)
+    process.wait()

@@ -1,0 +1,132 @@
+"""Counted cost of a draft: launches, host synchronisations, and bytes and operations at another shape (costs.json).
+
+On the simulated accelerator every operation of a draft is seen with its weights. How often a weight is read, and by how
+many rows it is multiplied, does not depend on its size; so the sizes of the same head at the shape of a 7B base give
+the bytes and operations there, in the order of a hand count: attention over the text, and what is not a product with a
+weight, are left out. Heads that run layers of the base are counted with as many layers as on the small base.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from benchmarks.decoding import settings
+from benchmarks.launches import Case
+from benchmarks.simulated.device import active, device
+from benchmarks.simulated.tensor import OBSERVERS
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import compose_config
+from ctcdraft.config.contestants import ContestantConfig, build_contestant, load_base, resolve_contestants
+from ctcdraft.fused import OPERATIONS
+from ctcdraft.io import write_text
+from ctcdraft.models.meta import build_meta_base
+from ctcdraft.models.stats import ModelStats
+from studies.comparison.config import Comparison
+from studies.comparison.jobs import Training, ladder_trainings
+from studies.comparison.store import ResultStore
+
+STEPS = 4
+QUESTION = "Natalia has 4 boxes of 12 pens, and gives 5 of them away. How many pens has she?"
+PRODUCTS = frozenset({"mm", "addmm", "linear", "matmul", "bmm", "baddbmm"})
+LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})  # read a few rows
+
+
+class WeightReads:
+    """Counts, within a drafter's `draft`, of reads of every named weight and of rows multiplied with it."""
+
+    def __init__(self, weights: Mapping[str, Any]) -> None:
+        self.names = {storage_of(weight.elem): name for name, weight in weights.items()}
+        self.reads, self.rows, self.drafts = Counter[str](), Counter[str](), 0
+
+    def watch(self, draft: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any) -> Any:
+            self.drafts += 1
+            OBSERVERS.append(self)
+            try:
+                return draft(*arguments)
+            finally:
+                OBSERVERS.remove(self)
+
+        return watched
+
+    def __call__(self, operation: Any, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        kind = operation.overloadpacket.__name__
+        read = {self.names[key] for operand in operands if (key := storage_of(operand)) in self.names}
+        views = {storage_of(result) for result in results} & {*self.names}
+        for name in read if results and not views and kind not in LOOKUPS else ():
+            self.reads[name] += 1
+            if kind in PRODUCTS:
+                self.rows[name] += results[0].numel() // results[0].shape[-1]
+
+
+def storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def count_missing(config: Comparison, store: ResultStore) -> None:
+    """Count the heads of the first base at budget 1x, and write costs.json after each."""
+    rows, stored = store.rows(), read_costs(store)
+    jobs = [job for job in ladder_trainings(config, rows) if job.role == "1x" and job.base == config.first_base]
+    for job in jobs:
+        if job.method not in stored and job.name in rows and store.head_folder(job.name).is_dir():
+            print(f"counting {job.head}", flush=True)
+            stored[job.method] = count_head(config, store, job)
+            write_text(store.out / "costs.json", json.dumps(stored, indent=1) + "\n")
+
+
+def read_costs(store: ResultStore) -> dict[str, dict[str, Any]]:
+    file = store.out / "costs.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def count_head(config: Comparison, store: ResultStore, job: Training) -> dict[str, Any]:
+    """Return the counts of one draft of a head on its base, and their bytes and operations at the other shape."""
+    overrides = [*config.bases[job.base].base, f"contestants=[{store.head_folder(job.name)}]", "dtype=float32"]
+    with active():
+        node = compose_config("evaluate", *overrides, f"device={device()}")
+        entries = resolve_contestants(node)
+        entry = next(entry for entry in entries.values() if entry.run is not None)
+        base = load_base(node, entries)
+        drafter: Any = build_contestant(entry, base).drafter
+        prompt = base.tokenizer(QUESTION, return_tensors="pt").input_ids[0]
+        how = settings(config.counted.nodes, 4 * config.counted.nodes * (STEPS + 3), 0.0)
+        reads = WeightReads(named_weights(drafter, base))
+        drafter.draft = reads.watch(drafter.draft)
+        counts = Case(base, prompt, how, STEPS).count(drafter, False, OPERATIONS)
+    per_draft = {name: (reads.reads[name] / reads.drafts, reads.rows[name] / reads.drafts) for name in reads.reads}
+    plain = {"launches": counts["beside"], "synchronisations": counts["synchronisations"]}
+    return plain | cost_at_shape(config, entry, per_draft)
+
+
+def cost_at_shape(
+    config: Comparison, entry: ContestantConfig, per_draft: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """Return bytes and operations of a draft at the counted shape, with those of a step of the base."""
+    shape = compose_config("train", *config.counted.base).base
+    layers = entry.config.base.aux_layers
+    base = build_meta_base(shape.name, config.counted.dtype, config=OmegaConf.to_container(shape.of), aux_layers=layers)
+    with torch.device("meta"):
+        sizes = named_weights(build_drafter(entry.config.drafter, base), base)
+    elements = {name: sizes[name].numel() for name in per_draft if name in sizes}
+    bytes_read = sum(per_draft[name][0] * count * base.dtype.itemsize for name, count in elements.items())
+    operations = sum(2 * per_draft[name][1] * count for name, count in elements.items())
+    size = ModelStats.of(base)
+    return {
+        "bytes": bytes_read, "operations": operations, "base_bytes": (size.body + size.head) * size.itemsize,
+        "base_operations": 2 * (size.body + size.head), "unknown_weights": sorted(set(per_draft) - set(elements)),
+    }  # fmt: skip
+
+
+def named_weights(drafter: Any, base: Any) -> dict[str, Tensor]:
+    """Return the weights of the base and of the drafter by name; those that both have are the base's."""
+    named = {f"base.{name}": weight for name, weight in base.lm.named_parameters()}
+    shared = {id(weight) for weight in named.values()}
+    own = drafter.named_parameters() if isinstance(drafter, nn.Module) else ()
+    return named | {name: weight for name, weight in own if id(weight) not in shared}

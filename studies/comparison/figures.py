@@ -1,0 +1,76 @@
+"""Figures of a comparison: the Pareto front of tau against draft cost, measured and counted; tau by training time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ctcdraft.report.svg import Axes, Point, assign_colours, axis_ticks, dot, line, numeric_ticks
+from studies.comparison.jobs import Row
+
+
+def figures(heads: Sequence[Row], rows: Sequence[Row]) -> dict[str, str]:
+    """Return SVG by file name: of each base its measured front, then the counted one and budgets of the first base."""
+    drawn: dict[str, str] = {}
+    bases = list(dict.fromkeys(row["base"] for row in rows))
+    for base in bases:
+        once = [row for row in heads if row["base"] == base and row.get("role") in ("1x", None)]
+        once = [row for row in once if row.get("seed") in (None, min(r["seed"] for r in rows)) and row["tau"] > 1]
+        first = [row for row in once if row["benchmark"] == once[0]["benchmark"]]
+        timed = {row["method"]: (row["c"], row["tau"]) for row in first if row["measure"] == "loop" and row["c"]}
+        title = f"tau by measured draft cost, {base}, greedy"
+        drawn |= front_figure(f"front-{base}.svg", title, "c, in steps of the base", timed)
+        counted = {row["method"]: (row["c_counted"], row["tau"]) for row in first if row.get("predicted")}
+        title = f"tau on {base} by draft cost counted at the 7B shape"
+        drawn |= front_figure(f"front-counted-{base}.svg", title, "c from bytes and operations", counted)
+    if bases:
+        drawn |= budget_figure(bases[0], [row for row in rows if row["base"] == bases[0]])
+    return drawn
+
+
+def front_figure(name: str, title: str, axis: str, points: Mapping[str, Point]) -> dict[str, str]:
+    """Return a figure of (cost, tau) by method, with a line through those that no other one dominates."""
+    if not points:
+        return {}
+    ordered = sorted(points.items(), key=lambda one: -one[1][1])
+    longest, most = max(cost for cost, _ in points.values()), ordered[0][1][1]
+    axes = Axes(axis_ticks(longest)[-1], axis_ticks(most)[-1])
+    shapes = axes.frame(title, axis, "tau", numeric_ticks(longest))
+    shapes.append(line([axes.at(*point) for point in front(list(points.values()))]))
+    colours = assign_colours(f"{method}, {cost:.2f}  {tau:.2f}" for method, (cost, tau) in ordered)
+    for (label, colour), (_, point) in zip(colours.items(), ordered, strict=True):
+        shapes.append(dot(*axes.at(*point), colour, label))
+    return {name: axes.figure(title, shapes, colours).file()}
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Return the points with more tau than all cheaper ones, cheapest first."""
+    best: list[Point] = []
+    for cost, tau in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or tau > best[-1][1]:
+            best.append((cost, tau))
+    return best
+
+
+def budget_figure(base: str, rows: Sequence[Row]) -> dict[str, str]:
+    """Return a figure of validation tau by training time, a line per head that has several budgets."""
+    seed = min(row["seed"] for row in rows)
+    curves: dict[str, list[Point]] = {}
+    for row in rows:
+        if row["role"].endswith("x") and row["seed"] == seed:
+            curves.setdefault(row["method"], []).append((row["seconds"] / 60, row["tau"]))
+    curves = {method: sorted(points) for method, points in curves.items() if len(points) > 1}
+    if not curves:
+        return {}
+    longest, most = (max(point[side] for points in curves.values() for point in points) for side in (0, 1))
+    axes = Axes(axis_ticks(longest)[-1], axis_ticks(most)[-1])
+    title = f"validation tau by training time, {base}"
+    shapes = axes.frame(title, "processor minutes", "tau", numeric_ticks(longest))
+    colours = assign_colours(curves)
+    for method, points in curves.items():
+        pixels = [axes.at(*point) for point in points]
+        shapes.append(line(pixels, colours[method]))
+        shapes += [
+            dot(*pixel, colours[method], f"{method} {point[1]:.2f}")
+            for pixel, point in zip(pixels, points, strict=True)
+        ]
+    return {f"budgets-{base}.svg": axes.figure(title, shapes, colours).file()}

@@ -1,0 +1,237 @@
+"""The jobs of the comparison, in the order in which they run: what to train and to measure, given what is finished.
+
+Which learning rate is best, which heads are chosen and which cells decide follows from finished trainings. Before these
+exist, the jobs that depend on them are listed with a provisional choice and are not settled; only settled jobs run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from studies.comparison.config import FACTORS, Cell, Comparison, Overrides
+
+TRIAL, CROSSED, CROSSED_TRIAL, PACE = "rate", "crossed", "crossed_rate", "pace"
+Row = dict[str, Any]
+Rows = Mapping[str, Row]  # finished trainings by the name of their job
+
+
+@dataclass(frozen=True)
+class Training:
+    """A head to train."""
+
+    base: str
+    role: str  # rate, 1x, 2x, ..., pace, crossed_rate, crossed
+    method: str
+    seed: int
+    steps: int
+    rate: float
+    own: Overrides
+    settled: bool = True
+    levels: Mapping[str, str] = field(default_factory=dict)  # of a cell, by factor
+    trees: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def head(self) -> str:
+        """The name of the head in reports: ctc_gru.2x.s0, ctc_gru.rate-0.004.s0"""
+        tried = f"-{self.rate:g}" if self.role in (TRIAL, CROSSED_TRIAL) else ""
+        return f"{self.method}.{self.role}{tried}.s{self.seed}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.base}/{self.head}"
+
+    @property
+    def is_compared(self) -> bool:
+        return self.role not in (TRIAL, CROSSED_TRIAL, PACE)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Heads of one role and seed to measure on one benchmark: kind is replay or loop."""
+
+    base: str
+    kind: str
+    benchmark: str
+    group: str
+    heads: tuple[str, ...]  # contestants: heads as HEAD@TREE, then drafters without training
+    untrained: tuple[str, ...]
+    overrides: Overrides
+    settled: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.base}/{self.benchmark}-{self.kind}-{self.group}"
+
+
+def all_jobs(config: Comparison, rows: Rows) -> list[Training | Evaluation]:
+    trainings = list(ladder_trainings(config, rows))
+    cells = list(crossed_trainings(config, rows)) if config.crossed is not None else []
+    return [*trainings, *cells, *evaluations(config, [*trainings, *cells], rows)]
+
+
+def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
+    """Yield trials of learning rates, budget 1x of all heads, then budgets, seeds and bases of the chosen ones."""
+    first, seed, *others = config.first_base, *config.seeds
+    once: dict[str, Training] = {}
+    trials: dict[str, list[Training]] = {}
+    for name, own in config.entrants.items():
+        steps = config.trial_steps
+        trials[name] = [Training(first, TRIAL, name, seed, steps, rate, own) for rate in config.learning_rates]
+        yield from trials[name]
+        rate, settled = best_rate(trials[name], rows)
+        once[name] = Training(first, "1x", name, seed, config.steps, rate, own, settled)
+    yield from once.values()
+    names, settled = chosen_heads(config, once, trials, rows)
+    chosen = [replace(once[name], settled=settled and once[name].settled) for name in names]
+    yield from (replace(job, seed=each) for each in others for job in chosen)
+    for base in [*config.bases][1:]:
+        yield from (replace(job, base=base) for job in chosen)
+    for budget in config.ladder.budgets:
+        yield from (replace(job, role=f"{budget}x", steps=budget * config.steps) for job in chosen)
+
+
+def best_rate(trials: Sequence[Training], rows: Rows) -> tuple[float, bool]:
+    """Return the rate with the best validation tau, of a tie the first, and whether all have been tried."""
+    tried = {job.rate: rows[job.name]["tau"] for job in trials if job.name in rows}
+    best = max(tried, key=lambda rate: tried[rate]) if tried else trials[0].rate
+    return best, len(tried) == len(trials)
+
+
+def chosen_heads(
+    config: Comparison, once: Mapping[str, Training], trials: Mapping[str, list[Training]], rows: Rows
+) -> tuple[list[str], bool]:
+    """Return the heads that are always chosen and the best by validation tau at 1x, in the order of the config.
+
+    As long as heads are missing, the best are sought among the others, so that a plan does not promise too little.
+    """
+    settled = all(job.name in rows for job in once.values())
+    known = {
+        name: max((rows[job.name]["tau"] for job in ([once[name]] if settled else trials[name]) if job.name in rows),
+                  default=0.0)
+        for name in once
+    }  # fmt: skip
+    ranked = sorted(known, key=lambda name: -known[name])
+    best = [name for name in ranked if settled or name not in config.ladder.always][: config.ladder.best]
+    return [name for name in once if name in (*config.ladder.always, *best)], settled
+
+
+def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
+    """Yield a timed training of each cell, trials of each loss, all cells, then further seeds of those that decide."""
+    assert config.crossed is not None
+    table, rates = config.crossed, config.learning_rates
+    paces, jobs = {}, {}
+    for cell in table.cells:
+        paces[cell.name] = cell_training(config, PACE, cell, table.pace, rates[0])
+    yield from paces.values()
+    tuned: dict[str, tuple[float, bool]] = {}
+    for loss in dict.fromkeys(cell.levels["objective"] for cell in table.cells):
+        cell = table.tuning_cell(loss)
+        steps, settled = cell_steps(config, rows, paces[cell.name])
+        trial = cell_training(config, CROSSED_TRIAL, cell, max(1, round(steps * config.ladder.trial)), rates[0])
+        trials = [replace(trial, rate=rate, settled=settled) for rate in rates]
+        yield from trials
+        tuned[loss] = best_rate(trials, rows)
+    for cell in table.cells:
+        steps, paced = cell_steps(config, rows, paces[cell.name])
+        rate, tried = tuned[cell.levels["objective"]]
+        jobs[cell.name] = replace(cell_training(config, CROSSED, cell, steps, rate), settled=paced and tried)
+    yield from jobs.values()
+    names, settled = deciding_cells(config, jobs, rows)
+    for each in config.seeds[1:]:
+        yield from (replace(jobs[name], seed=each, settled=settled and jobs[name].settled) for name in names)
+
+
+def cell_training(config: Comparison, role: str, cell: Cell, steps: int, rate: float) -> Training:
+    base, seed = config.first_base, config.seeds[0]
+    return Training(base, role, cell.name, seed, steps, rate, cell.overrides, levels=cell.levels, trees=cell.trees)
+
+
+def cell_steps(config: Comparison, rows: Rows, pace: Training) -> tuple[int, bool]:
+    """Return the steps that take the minutes of a cell, and whether its steps have been timed."""
+    assert config.crossed is not None
+    if (row := rows.get(pace.name)) is None:
+        return config.steps, False
+    return max(1, round(60 * config.crossed.minutes * row["steps"] / row["seconds"])), True
+
+
+def deciding_cells(config: Comparison, jobs: Mapping[str, Training], rows: Rows) -> tuple[list[str], bool]:
+    """Return the best cell of each level of a factor and the best others, by validation tau of the first seed."""
+    assert config.crossed is not None
+    known = {name: rows[job.name]["tau"] if job.name in rows else 0.0 for name, job in jobs.items()}
+    ranked = sorted(known, key=lambda name: -known[name])
+    best: dict[str, str] = {}
+    for name in ranked:
+        best.setdefault(jobs[name].levels[config.crossed.best_of_each], name)
+    others = [name for name in ranked if name not in best.values()][: config.crossed.others]
+    wanted = {*best.values(), *others}
+    return [name for name in jobs if name in wanted], all(job.name in rows for job in jobs.values())
+
+
+def evaluations(config: Comparison, trainings: Iterable[Training], rows: Rows) -> Iterator[Evaluation]:
+    """Yield replays of all compared heads, and timed loops of those at budget 1x, in groups of one role and seed."""
+    groups: dict[tuple[str, str], list[Training]] = {}
+    for job in trainings:
+        if job.is_compared:
+            groups.setdefault((job.base, f"{job.role}.s{job.seed}"), []).append(job)
+    for (base, group), jobs in groups.items():
+        first = jobs[0].role == "1x" and jobs[0].seed == config.seeds[0]
+        yield from grouped(config, "replay", base, group, jobs, first)
+        if first and config.measure.loop is not None:
+            yield from grouped(config, "loop", base, group, jobs, first)
+
+
+def grouped(
+    config: Comparison, kind: str, base: str, group: str, jobs: Sequence[Training], with_untrained: bool
+) -> Iterator[Evaluation]:
+    measure, most = config.measure, config.measure.heads
+    nodes = ",".join(map(str, measure.nodes))
+    how = measure.loop or () if kind == "loop" else ("measure=replay", f"measure.nodes=[{nodes}]")
+    how += () if kind == "loop" else (f"measure.checked={measure.checked}",)
+    how += measure.crossed if jobs[0].role == CROSSED else ()
+    heads = [f"{job.head}@{tree}" for job in jobs for _, tree in job.trees] or [job.head for job in jobs]
+    # transformers' own generation does not run in our decoding loop, so it cannot be replayed.
+    others = [one for one in measure.untrained if kind == "loop" or "transformers_" not in one] * with_untrained
+    settled = all(job.settled for job in jobs)
+    for benchmark, own in measure.benchmarks.items():
+        for start in range(0, len(heads), most):
+            part = f"{group}.{start // most}" if len(heads) > most else group
+            overrides = (*config.bases[base].base, *own, *measure.evaluate, "decoding=greedy", *how)
+            beside = tuple(others) if start == 0 else ()
+            chunk = tuple(heads[start : start + most])
+            yield Evaluation(base, kind, benchmark, part, chunk, beside, overrides, settled)
+
+
+def estimate_training(config: Comparison, job: Training, rows: Rows) -> tuple[float | None, bool]:
+    """Return estimated processor seconds of a training, and whether they follow from trainings of its own method.
+
+    Of the same method and base the training with most steps counts. A cell takes its minutes; of other methods the mean
+    seconds per step are taken, and None where nothing is finished.
+    """
+    same = [row for row in rows.values() if row["method"] == job.method and row["base"] == job.base]
+    if same:
+        longest = max(same, key=lambda row: row["steps"])
+        return job.steps * longest["seconds"] / longest["steps"], True
+    if config.crossed is not None and job.role in (CROSSED, CROSSED_TRIAL):
+        return 60 * config.crossed.minutes * (1 if job.role == CROSSED else config.ladder.trial), False
+    each = {row["method"]: row["seconds"] / row["steps"] for row in rows.values()}
+    return (job.steps * sum(each.values()) / len(each) if each else None), False
+
+
+def levels_of(row: Row) -> dict[str, str]:
+    return {factor: row[factor] for factor in FACTORS if row.get(factor)}
+
+
+def converged_at(once: int, share: float, rows: Collection[Row]) -> str:
+    """Return the first budget of a head from which doubling adds less than the share of tau, else `not converged`.
+
+    1x 2.00, 2x 2.30, 4x 2.32   ->   2x        1x 2.00, 2x 2.30, 4x 2.60   ->   not converged        1x 2.00   ->   -
+
+    Args:
+        once: steps of budget 1x.
+    """
+    taus = {row["steps"]: row["tau"] for row in sorted(rows, key=lambda row: row["steps"])}
+    doubled = [(steps, taus[2 * steps] / tau - 1) for steps, tau in taus.items() if 2 * steps in taus]
+    below = [steps for steps, gain in doubled if gain < share]
+    return f"{below[0] // once}x" if below else "not converged" if doubled else "-"

@@ -1,0 +1,132 @@
+"""Running of single jobs by train.py and evaluate.py, and the counts by question behind a finished evaluation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.distributed import Shard
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.bootstrap import QuestionSums
+from ctcdraft.evaluation.metrics import paired_answers
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.replay.evaluation import records_at_size
+from ctcdraft.io import write_text
+from ctcdraft.training.run_directory import RunDirectory
+from ctcdraft.training.sweep import Job, read_run
+from studies.comparison.config import Comparison
+from studies.comparison.jobs import Evaluation, Row, Training
+from studies.comparison.store import ResultStore, run_script
+
+# Tokens, steps and seconds of every row by question: what intervals need, in a hundredth of the size of the responses
+# and without their text, which may not be published with other people's prompts.
+COUNTS_FILE = "counts.json"
+ALL_QUESTIONS = 10**9
+
+
+def overrides_of(config: Comparison, store: ResultStore, job: Training | Evaluation) -> list[str]:
+    """Return the arguments of train.py or evaluate.py."""
+    if isinstance(job, Evaluation):
+        heads = ",".join(contestants(store, job))
+        return [*job.overrides, f"contestants=[{heads}]", f"out={store.evaluation_folder(job.name)}"]
+    base = config.bases[job.base]
+    return [
+        *base.base, *base.corpus, *config.train, *job.own, f"trainer.learning_rate={job.rate:g}",
+        f"trainer.steps={job.steps}", f"trainer.probe_every={job.steps}", f"seed={job.seed}",
+        f"data_seed={config.seeds[0]}", f"drafter.name={job.head}", f"run={store.head_folder(job.name)}",
+    ]  # fmt: skip
+
+
+def is_trained(store: ResultStore, job: Training, rows: dict[str, Row]) -> bool:
+    """Return whether a training is finished; heads that are compared must also still be there."""
+    return job.name in rows and (not job.is_compared or RunDirectory(store.head_folder(job.name)).head.is_file())
+
+
+def train(config: Comparison, store: ResultStore, job: Training) -> None:
+    """Train a head, or go on with one that was interrupted, and append its row."""
+    overrides, folder = overrides_of(config, store, job), store.head_folder(job.name)
+    store.note(job.name, overrides=overrides)
+    found = read_run(folder)
+    if not isinstance(found, Job) or found.status != "complete" or not RunDirectory(folder).head.is_file():
+        resumed = [f"resume={folder}"] if RunDirectory(folder).resume_files else [*overrides, "overwrite=true"]
+        run_script("train.py", resumed, store.log_file(job.name))
+        found = read_run(folder)
+    if not isinstance(found, Job):
+        raise InputError(f"{folder} has no validation by decoding; trainer.probe_prompts must be >= 1")
+    if job.name not in store.rows():
+        store.append_row(training_row(store, job, found))
+
+
+def training_row(store: ResultStore, job: Training, found: Job) -> Row:
+    values = {key: getattr(job, key) for key in ("base", "role", "method", "seed", "steps")}
+    return {
+        "job": job.name, **values, "learning_rate": job.rate, "frames": found.values.get("drafter.frames"),
+        "parameters": count_parameters(store, job), "seconds": found.seconds_by_clock.get("processor"),
+        "tau": found.tau, "loss": found.loss, **job.levels, "commit": commit(),
+    }  # fmt: skip
+
+
+def count_parameters(store: ResultStore, job: Training) -> int:
+    """Return the number of trained parameters: all that the head's file holds."""
+    from safetensors import safe_open
+
+    with safe_open(RunDirectory(store.head_folder(job.name)).head, "pt") as file:
+        return sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+
+
+def commit() -> str:
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def is_measured(store: ResultStore, job: Evaluation) -> bool:
+    folder = store.evaluation_folder(job.name)
+    return (folder / "report.json").is_file() and (folder / COUNTS_FILE).is_file()
+
+
+def contestants(store: ResultStore, job: Evaluation) -> list[str]:
+    return [*(str(store.head_folder(f"{job.base}/{head}")) for head in job.heads), *job.untrained]
+
+
+def measure(config: Comparison, store: ResultStore, job: Evaluation) -> None:
+    """Run an evaluation, or go on with one that was interrupted, and write its counts by question."""
+    folder, heads = store.evaluation_folder(job.name), contestants(store, job)
+    overrides = overrides_of(config, store, job)
+    store.note(job.name, overrides=overrides)
+    if not (folder / "report.json").is_file():
+        spent = run_script("evaluate.py", overrides, store.log_file(job.name))
+        store.note(job.name, kind=f"{job.benchmark}-{job.kind}", contestants=len(heads), seconds=spent.wall)
+    rows = json.loads((folder / "report.json").read_text())["rows"]
+    counts: dict[str, dict[int, Any]] = {}
+    records = OutputDir(folder, Shard(1, 1)).records(ALL_QUESTIONS)
+    for row in rows:
+        drafter, nodes = row["drafter"], row["nodes"]
+        replayed = job.kind == "replay" and drafter != AUTOREGRESSIVE
+        own = records_at_size(records, drafter, nodes) if replayed else records
+        sums = QuestionSums.from_questions(paired_answers(drafter, own)[0])
+        totals = [len(sums.passes), sum(sums.committed), sum(sums.passes)]
+        if totals != [row[key] for key in ("prompts", "tokens", "passes")]:
+            raise InputError(f"the responses in {folder} are not those of its report.json; remove the folder")
+        counts.setdefault(drafter, {})[nodes] = plain_sums(sums)
+    write_text(folder / COUNTS_FILE, json.dumps(counts, separators=(",", ":")) + "\n")
+
+
+def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
+    # To the microsecond: all digits of a float would make the file larger and no interval better.
+    return {key: [round(cell, 6) for cell in column] for key, column in vars(sums).items() if column}
+
+
+def passed_check(row: Row) -> bool:
+    lossless = row["lossless"]  # a row that was not compared has not passed
+    return bool(lossless["prompts"]) and lossless["equal"] is not None and not lossless["owed"]["wrong"]
+
+
+def estimate_evaluation(job: Evaluation, spent: Sequence[tuple[int, float]]) -> float | None:
+    """Return the seconds of an evaluation from those of its kind and benchmark: mean seconds per contestant."""
+    count = len(job.heads) + len(job.untrained)
+    return count * sum(seconds for _, seconds in spent) / sum(heads for heads, _ in spent) if spent else None

@@ -1,0 +1,185 @@
+"""Differences, tables and figures from rows, reports and counts that were made up."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.bootstrap import QuestionSums
+from ctcdraft.hardware import HardwareSpec
+from studies.comparison.figures import front
+from studies.comparison.page import archive, publish, write_page
+from studies.comparison.statistics import QUESTIONS, SEEDS, Measured, difference, t_interval
+from studies.comparison.store import ResultStore
+from studies.comparison.tables import predicted_costs, rebuild
+
+PASSES = [10, 20, 10]
+
+
+def sums(tau, seconds=None):
+    timed = ([tau * each for each in PASSES], [seconds or 0.0] * 3) if seconds else ((), ())
+    return QuestionSums([tau * each for each in PASSES], PASSES, *timed)
+
+
+def test_t_intervals_by_hand():
+    assert t_interval([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]) == pytest.approx((1.0, 1 - 2.2666, 1 + 2.2666), abs=1e-3)
+    # Two seeds of each: variances 0.02 and 0, 2 degrees of freedom, 4.303 sqrt(0.01) = 0.4303
+    assert t_interval([2.0, 2.2], [1.0, 1.0]) == pytest.approx((1.1, 1.1 - 0.4303, 1.1 + 0.4303))
+    # Three and two: squares 2 and 0 over 3 degrees of freedom, 3.182 sqrt(2/3 (1/3 + 1/2))
+    assert t_interval([1.0, 2.0, 3.0], [1.0, 1.0]) == pytest.approx((1.0, 1 - 2.3717, 1 + 2.3717), abs=1e-3)
+    with pytest.raises(InputError, match="needs two to seven seeds of each head, got 1 and 3"):
+        t_interval([1.0], [1.0, 2.0, 3.0])
+
+
+def test_claims_take_the_seeds_where_both_heads_have_some():
+    named = {"a.s0": sums(2.0), "a.s1": sums(2.2), "b.s0": sums(1.0), "b.s1": sums(1.0), "autoregressive": sums(1.0)}
+    at = Measured(("tiny", "replay", "gsm8k", 16), named)
+    found = difference(at, ["a.s0", "a.s1"], ["b.s0", "b.s1"])
+    assert found["interval"] == SEEDS
+    assert (found["tau"], found["tau_low"]) == pytest.approx((1.1, 0.6697))
+    found = difference(at, ["a.s0", "a.s1"], ["b.s0", "missing"])
+    assert found["interval"] == QUESTIONS
+    assert (found["tau"], found["questions"], found["seeds"]) == (1.0, 3, "2+1")
+    assert difference(at, ["missing"], ["b.s0"]) is None
+
+
+def test_a_front_has_what_no_cheaper_method_reaches():
+    assert front([(0.3, 2.0), (0.1, 1.5), (0.2, 1.4), (0.3, 2.5), (0.9, 2.4)]) == [(0.1, 1.5), (0.3, 2.5)]
+
+
+def test_predicted_costs_are_the_slower_of_bytes_and_operations():
+    plan = HardwareSpec.of({"flops": 100.0, "bandwidth": 10.0})
+    cost = {"bytes": 20, "operations": 10, "base_bytes": 100, "base_operations": 50}
+    # A step takes 10 s for its bytes; a draft 2 s; 16 nodes 8 s of operations, hidden behind the bytes; 64 nodes 32 s.
+    assert predicted_costs(cost, 16, plan) == (0.2, 1.0)
+    assert predicted_costs(cost, 64, plan) == (0.2, 3.2)
+    with pytest.raises(InputError, match=r"counted\.plan needs flops and bandwidth"):
+        predicted_costs(cost, 16, HardwareSpec.of({}))
+
+
+def training(head, method, role, seed=0, steps=100, tau=2.0, levels=None):
+    factors = dict.fromkeys(("body", "objective", "correction")) | (levels or {})
+    values = {"learning_rate": 0.004, "frames": 6, "parameters": 1000, "seconds": 36.0 * steps, "loss": 1.0}
+    return {"job": f"tiny/{head}", "base": "tiny", "role": role, "method": method, "seed": seed, "steps": steps,
+            "tau": tau, **values, **factors, "commit": "abc1234"}  # fmt: skip
+
+
+def report(store, name, taus, wrong=(), timed=False):
+    """Write an evaluation of these heads, of which `wrong` ones failed the losslessness check."""
+    folder, rows, counts = store.evaluation_folder(f"tiny/{name}"), [], {}
+    for drafter, tau in {"autoregressive": 1.0, **taus}.items():
+        nodes = 1 if drafter == "autoregressive" and not timed else 16
+        speed = {"speedup": tau / 1.5, "speedup_ci": [tau / 2, tau], "c": 0.1 * tau, "v": 1.0, "o": 0.1}
+        none = {"speedup": None, "speedup_ci": None, "c": None, "v": None, "o": None}
+        rows.append({
+            "drafter": drafter, "benchmark": "gsm8k", "nodes": nodes, "mean_nodes": 9.0, "prompts": 3, "tau": tau,
+            "tau_ci": [tau - 0.1, tau + 0.1], "tokens_per_second": None, **(speed if timed else none),
+            "lossless": {"prompts": 3, "equal": 2 if drafter in wrong else 3, "owed": {"wrong": drafter in wrong}},
+            **({} if timed else {"replay": {}}),
+        })  # fmt: skip
+        plain = vars(sums(tau, seconds=2.0 / tau if timed else None))
+        counts[drafter] = {nodes: {key: [*column] for key, column in plain.items() if column}}
+    folder.mkdir(parents=True)
+    environment = {"git": {"commit": "f" * 40}, "command": "python evaluate.py out=/tmp/some/where/x"}
+    (folder / "report.json").write_text(json.dumps({"rows": rows, "environment": environment}))
+    (folder / "counts.json").write_text(json.dumps(counts))
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two heads with budgets and seeds, and a crossed table of two bodies and two losses."""
+    store = ResultStore(tmp_path / "out", tmp_path / "published")
+    rows = [training("ctc.rate-0.004.s0", "ctc", "rate", steps=25)]
+    for method, taus in {"ctc": (2.0, 2.02), "medusa": (1.5, 1.8)}.items():
+        rows += [training(f"{method}.1x.s{seed}", method, "1x", seed, tau=taus[0]) for seed in (0, 1)]
+        rows.append(training(f"{method}.2x.s0", method, "2x", steps=200, tau=taus[1]))
+    cells = {(body, loss): f"{body}-{loss}-none" for body in ("one", "deep") for loss in ("ce", "ctc")}
+    for (body, loss), name in cells.items():
+        levels = {"body": body, "objective": loss, "correction": "none"}
+        rows.append(training(f"{name}.crossed.s0", name, "crossed", steps=77, levels=levels))
+    for row in rows:
+        store.append_row(row)
+    (store.out).mkdir()
+    (store.out / "trainings.csv").write_text(store.trainings.read_text())
+    trees = {"chain": {"ce": "per_frame_chain", "ctc": "collapse_chain"}, "prefix": {"ctc": "prefix_search"}}
+    rules = {
+        "steps": 100, "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": trees,
+        "learning_rates": [0.002, 0.004], "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}},
+    }  # fmt: skip
+    (store.out / "comparison.json").write_text(json.dumps(rules))
+    cost = {"launches": 9, "synchronisations": 1, "bytes": 20, "operations": 1, "base_bytes": 100, "base_operations": 5}
+    (store.out / "costs.json").write_text(json.dumps({"ctc": cost}))
+    report(store, "gsm8k-replay-1x.s0", {"ctc.1x.s0": 2.4, "medusa.1x.s0": 1.6, "broken.1x.s0": 9.0}, ["broken.1x.s0"])
+    report(store, "gsm8k-replay-1x.s1", {"ctc.1x.s1": 2.6, "medusa.1x.s1": 1.6})
+    report(store, "gsm8k-loop-1x.s0", {"ctc.1x.s0": 2.4, "medusa.1x.s0": 1.6, "prompt_lookup": 1.4}, timed=True)
+    crossed = {f"{name}.crossed.s0@{trees['chain'][loss]}": 1.5 + (body == "deep") + 0.25 * (loss == "ctc")
+               for (body, loss), name in cells.items()}  # fmt: skip
+    report(store, "gsm8k-replay-crossed.s0", crossed)
+    return store
+
+
+def test_heads_and_claims(store, tmp_path):
+    rebuild(store.out, tmp_path / "tables")
+    heads = pd.read_csv(tmp_path / "tables" / "heads.csv")
+    assert "broken.1x.s0" not in set(heads.method), "it failed the losslessness check"
+    ctc = heads[(heads.method == "ctc") & (heads.measure == "replay") & (heads.seed == 0)].iloc[0]
+    assert (ctc.tau, ctc.trials, ctc.hours, ctc.converged, ctc.rate_at_edge) == (2.4, 1, 1.0, "1x", True)
+    assert ctc.predicted == pytest.approx(2.4 / 1.2)
+    assert set(heads[heads.method == "medusa"].converged) == {"not converged"}
+    assert set(heads[heads.role == "crossed"].tree) == {"chain"}
+    claims = pd.read_csv(tmp_path / "tables" / "claims.csv")
+    seeds = claims[claims.interval == SEEDS]
+    assert list(zip(seeds.more, seeds.less, seeds.seeds, seeds.tau.round(6), strict=True)) == [
+        ("ctc", "medusa", "2+2", 0.9)
+    ]
+    assert seeds.tau_low.iloc[0] == pytest.approx(0.9 - 4.303 * 0.1)
+    timed = claims[claims.measure == "loop"].iloc[0]
+    assert (timed.interval, timed.speedup > 0) == (QUESTIONS, True)
+    effects = claims[claims.role == "crossed"].set_index("factor")
+    assert effects.loc["body", ["more", "less", "pairs"]].tolist() == ["deep", "one", 2]
+    assert effects.tau.to_dict() == pytest.approx({"body": 1.0, "objective": 0.25})
+    names = {file.name for file in (tmp_path / "tables").glob("*.svg")}
+    assert names == {"front-tiny.svg", "front-counted-tiny.svg", "budgets-tiny.svg"}
+
+
+def test_the_page_has_every_table_that_has_rows(store):
+    page = (write_page(store) / "page.md").read_text()
+    assert "| tiny | ctc | 1.60 [1.20, 2.40] | 2.40 | 9.0 | 0.24 | 3/3 |" in page
+    assert "| tiny | ctc minus medusa | 1x | 2+2 | t over seeds | +0.90 [+0.47, +1.33] |" in page
+    assert page.index("| tiny | ctc | 1.60") < page.index("| tiny | medusa | 1.07"), "sorted by speed-up"
+    assert "| one | none | chain | 1.50 | 1.75 |" in page
+    assert page.count("<!-- table: ") == 8, "no pair of cells has several seeds"
+
+
+def test_published_tables_are_rebuilt_from_the_archive(store, tmp_path):
+    store.results.mkdir(exist_ok=True)
+    (store.results / "summary.csv").write_text("old\n")
+    publish(store)
+    from studies import results
+
+    names = {file.name for file in store.results.iterdir()}
+    assert names == {"trainings.csv", "heads.csv", "claims.csv", "raw.tar.gz", "front-tiny.svg",
+                     "front-counted-tiny.svg", "budgets-tiny.svg"}  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "RESULTS", store.results.parent)
+        patch.setitem(results.STUDIES, "published", {})
+        (tmp_path / "again").mkdir()
+        results.rebuild("published", tmp_path / "again")
+    for file in (tmp_path / "again").iterdir():
+        assert file.read_bytes() == (store.results / file.name).read_bytes(), file.name
+
+
+def test_archives_name_no_folder_of_this_machine(store):
+    files = [store.evaluation_folder("tiny/gsm8k-replay-1x.s1") / "report.json"]
+    assert archive(store.out, files) == archive(store.out, files)
+    import gzip
+
+    text = gzip.decompress(archive(store.out, files)).decode()
+    assert "out=x" in text
+    assert "/tmp" not in text
+
+
+def test_nothing_is_published_without_evaluations(tmp_path):
+    with pytest.raises(InputError, match="holds no evaluation"):
+        publish(ResultStore(tmp_path / "out", tmp_path / "results"))
