@@ -12,7 +12,7 @@ from torch import Tensor
 from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.block_operations import add_linear
 from ctcdraft.nn.rotary import apply_rotary
-from ctcdraft.nn.transformer import AttentionProjections, LlamaBlock, NormOfEach, TensorPair
+from ctcdraft.nn.transformer import AttentionProjections, LlamaBlock, NormOfEach, TensorPair, last_input
 
 
 class SlotAttention(AttentionProjections):
@@ -90,7 +90,7 @@ class SlotBlock(LlamaBlock):
 
     def forward(self, slots_BATD: Tensor, rotation: TensorPair, text: TensorPair, visible_BAL: Tensor | None) -> Tensor:
         mixed_BATD = self.attention(self.attention_norm(slots_BATD), rotation, text, visible_BAL)
-        slots_BATD = slots_BATD[..., -self.width :] + mixed_BATD
+        slots_BATD = last_input(slots_BATD, self.width) + mixed_BATD
         return slots_BATD + self.mlp(self.mlp_norm(slots_BATD))
 
     def step(
@@ -100,7 +100,7 @@ class SlotBlock(LlamaBlock):
         rows_BND = torch.cat([text_BKD, slots_BTD if self.norm_text else self.attention_norm(slots_BTD)], dim=1)
         rows_BND = self.attention_norm(rows_BND) if self.norm_text else rows_BND
         mixed_BTD = self.attention.step(rows_BND, slots_BTD.shape[1], rotation, memory, layer, seen_TM)
-        slots_BTD = add_linear(slots_BTD[..., -self.width :], self.attention.out, mixed_BTD)
+        slots_BTD = add_linear(last_input(slots_BTD, self.width), self.attention.out, mixed_BTD)
         return add_linear(slots_BTD, self.mlp.down, self.mlp.inner(self.mlp_norm(slots_BTD)))
 
     def forward_text(self, x_BLD: Tensor, rotation: TensorPair, before_BLL: Tensor | None = None) -> Tensor:

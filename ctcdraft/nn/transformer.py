@@ -125,6 +125,12 @@ class GatedMLP(PackedLinears):
         return silu_gated(F.linear(x, self.packed[0]))
 
 
+def last_input(x: Tensor, width: int) -> Tensor:
+    """Return the last of the vectors of `width` that a block reads side by side."""
+    # inductor (torch 2.13, CPU) compiles a residual connection from a slice of all columns to wrong losses.
+    return x if x.shape[-1] == width else x[..., -width:]
+
+
 class LlamaBlock(nn.Module):
     """Norm, attention, norm, MLP, with residual connections. input_norm: False for EAGLE's layer."""
 
@@ -172,5 +178,5 @@ class CausalBlock(LlamaBlock):
         fixed_shapes = cache is not None and cache.fixed_shapes
         rotation = self.rotary.at(position_ids) if fixed_shapes else self.rotary(position_ids[..., None, :])
         mixed_BLE = self.attention(self.attention_norm(x_BLD), rotation, cache, seen, self.layer)
-        x_BLD = x_BLD[..., -self.attention.shape.width :] + self.attention.out(mixed_BLE)  # the last of its inputs
+        x_BLD = last_input(x_BLD, self.attention.shape.width) + self.attention.out(mixed_BLE)
         return x_BLD if self.mlp is None else add_linear(x_BLD, self.mlp.down, self.mlp.inner(self.mlp_norm(x_BLD)))
