@@ -186,7 +186,7 @@ def test_the_identity_covers_the_weights_of_a_draft_model_and_the_code_of_a_cust
         ("hydra", "drafter hydra has weights: train it"),
         ("draft_model", r"drafter\.path= is missing"),
         ({"draft_model": {"paht": "x"}}, "drafter draft_model has no value paht"),
-        ({"draft_model": {"path": "small", "tree": "bset"}}, "tree: bset is none of chain, collapse, dynamic"),
+        ({"draft_model": {"path": "small", "tree": "bset"}}, "tree: bset is none of chain, .*dynamic"),
         ("merged", r"drafter merged needs its part first: contestants=\[\{merged"),
         ({"echo": {"frames": 3}}, "echo is a trained head and has its own values"),
         ("missing", "neither a run directory .* nor one of the drafters autoregressive"),
