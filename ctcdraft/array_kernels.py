@@ -8,8 +8,8 @@ import numpy as np
 from numba import njit
 
 # Sums in any order and fused multiply-adds, but infinities and NaNs as they are.
-compiled = njit(cache=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
-exactly = njit(cache=True, error_model="numpy")
+compiled = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+exactly = njit(cache=True, nogil=True, error_model="numpy")
 LEAST = np.float32(-80)  # its exponential is no denormal number
 
 

@@ -40,7 +40,12 @@ LAYERS = (  # lowest first; folders of one layer do not import each other
 HEAVY = {
     "deepspeed": {"models/deepspeed.py"},
     "accelerate": {"models/device_map.py"},
-    "vllm": {"corpus/generation/vllm.py", "serving/vllm_runner.py", "serving/cpu_sampling.py"},
+    "vllm": {
+        "corpus/generation/vllm.py",
+        "serving/vllm_runner.py",
+        "serving/vllm_config.py",
+        "serving/cpu_sampling.py",
+    },
     "optuna": {"training/search.py"},
     "numba": {f"{part}_kernels.py" for part in ("array", "ctc/search")},
     "triton": {

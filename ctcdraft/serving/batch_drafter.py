@@ -2,16 +2,15 @@
 
 They are stored at the slots where the engine keeps its own: it shares slots between requests with a common prefix,
 reuses them after preemption, and overwrites those of rejected draft tokens, so that none of this needs bookkeeping
-here. New hidden states are kept aside until the next draft, and their keys and values are then computed in one product:
-while nothing is drafted, recording costs a copy per step, and the oldest states are dropped. Slots without keys and
-values are masked.
+here. New hidden states are kept aside until the next draft, or until there are many, and their keys and values are then
+computed in one product: while nothing is drafted, recording costs little more than a copy per step.
 
     Q requests    L tokens    G key-value heads    d head width    cache [blocks, G, slots of a block, 2 d]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,8 +23,9 @@ from ctcdraft.nn.transformer import TensorPair
 from ctcdraft.serving.chains import Chains
 from ctcdraft.serving.served_head import ServedHead
 
-MAX_PENDING = 4096  # tokens whose hidden states are kept aside
+MAX_PENDING = 256  # tokens whose hidden states are kept aside; more at a time are no cheaper per token
 LOGIT_BYTES = 2**28  # of logits at a time; the search holds about four tensors of their size
+TEXT_BYTES = 2**28  # of keys and values at a time, padded to the longest text of the part
 
 
 class Recorded(NamedTuple):
@@ -44,12 +44,23 @@ class DraftBatch:
     anchors_Q: Tensor  # position ids of the anchors
     roots_Q: Tensor
     table_QM: Tensor  # ids of the blocks that hold each request's text
-    length: int  # of the longest text up to its anchor
+    lengths: Sequence[int]  # of the texts up to their anchors, in ascending order
 
-    def split(self, size: int) -> Sequence[DraftBatch]:
-        columns = (column.split(size) for column in (self.rows_Q, self.anchors_Q, self.roots_Q, self.table_QM))
-        parts = zip(*columns, strict=True)
-        return [DraftBatch(rows, anchors, roots, table, self.length) for rows, anchors, roots, table in parts]
+    @property
+    def length(self) -> int:
+        return self.lengths[-1]
+
+    def split(self, requests: int, text_rows: int) -> Iterator[DraftBatch]:
+        """Yield parts of at most so many requests, and of so many rows of padded texts unless it is a single one."""
+        start = 0
+        while start < len(self.lengths):
+            end = start + 1
+            while end < min(start + requests, len(self.lengths)) and (end + 1 - start) * self.lengths[end] <= text_rows:
+                end += 1
+            part = slice(start, end)
+            columns = self.rows_Q[part], self.anchors_Q[part], self.roots_Q[part], self.table_QM[part]
+            yield DraftBatch(*columns, self.lengths[part])
+            start = end
 
 
 class BatchDrafter:
@@ -59,18 +70,23 @@ class BatchDrafter:
         self.head = head
         self.caches: list[SlotCache] = []
         self.pending: list[Recorded] = []
+        self.pending_tokens = 0
         device = next(head.drafter.head.parameters()).device
-        self.stored_S = torch.zeros(0, dtype=torch.bool, device=device)  # slots with the head's keys and values
+        self.latest_S = torch.zeros(0, dtype=torch.int64, device=device)  # number of the latest write to each slot
+        self.writes = 0
         self.stops_S = torch.tensor(head.drafter.stops, dtype=torch.int64, device=device)
         if hasattr(head.drafter.body, "rotary"):
             head.drafter.body.rotary.tables(device)  # allocated now, before the engine measures its memory
         classes = head.drafter.head.blank + 1
         self.requests_at_once = max(1, LOGIT_BYTES // (4 * classes * head.drafter.frames))
+        self.text_rows_at_once = TEXT_BYTES  # of all requests; known with the caches
 
     def bind(self, caches: Sequence[Tensor]) -> None:
         self.caches = [SlotCache(cache) for cache in caches]
         slots = caches[0].shape[0] * caches[0].shape[2] if caches else 0
-        self.stored_S = torch.zeros(slots, dtype=torch.bool, device=self.stops_S.device)
+        self.latest_S = torch.zeros(slots, dtype=torch.int64, device=self.stops_S.device)
+        row_bytes = sum(one.heads_G1.numel() * one.columns * one.rows.element_size() for one in self.caches)
+        self.text_rows_at_once = TEXT_BYTES // max(row_bytes, 1)
 
     @torch.inference_mode()
     def warm_up(self, depth: int, rows: int = 8) -> None:
@@ -80,36 +96,36 @@ class BatchDrafter:
         places_L = torch.arange(rows, device=states_LD.device)
         shape = getattr(drafter.body, "shape", None)
         for ids_Q in (places_L[:1], places_L[:2]):
+            lengths = (ids_Q + 2).tolist()
             if shape is not None:
                 self.bind([states_LD.new_zeros(1, shape.kv_heads, rows, 2 * shape.head_width)] * self.head.blocks)
             for _ in range(2):
                 self.record([states_LD] * layers, places_L, places_L)
-                self.draft(DraftBatch(ids_Q + 1, ids_Q + 1, ids_Q, torch.zeros_like(ids_Q)[:, None], rows), depth)
+                self.draft(DraftBatch(ids_Q + 1, ids_Q + 1, ids_Q, torch.zeros_like(ids_Q)[:, None], lengths), depth)
         self.bind([])
 
-    def record(self, layers: Sequence[Tensor], positions_L: Tensor, slots_L: Tensor, drafting: bool = True) -> None:
+    def record(self, layers: Sequence[Tensor], positions_L: Tensor, slots_L: Tensor) -> None:
         """Take the hidden states [L, D] of new tokens, of the last layer and of the auxiliary ones in ascending order.
 
         Args:
             slots_L: negative for padding, which is written to slot 0, that of a block no request has.
-            drafting: whether the next draft is near. Otherwise states beyond MAX_PENDING are dropped, not stored.
         """
         states_LE = torch.cat([layers[number] for number in self.head.layer_order], dim=-1)
+        states_LE.masked_fill_((slots_L < 0)[:, None], 0.0)  # undefined, and a weight of 0 times NaN would be NaN
         self.pending.append(Recorded(states_LE, positions_L.clone(), slots_L.clamp(min=0)))
-        tokens = sum(len(one.slots_L) for one in self.pending)
-        if drafting and tokens > MAX_PENDING:
+        self.pending_tokens += len(slots_L)
+
+    def store_many(self) -> None:
+        """Store what is pending if it is much; called where nothing is drafted."""
+        if self.pending_tokens > MAX_PENDING:
             self.store_older()
-        while tokens > MAX_PENDING and len(self.pending) > 1:
-            dropped = self.pending.pop(0)
-            tokens -= len(dropped.slots_L)
-            if self.caches:
-                self.stored_S[dropped.slots_L] = False  # what is stored there belongs to an earlier request
 
     def store_older(self) -> None:
         """Store keys and values of all pending tokens but those of the last forward pass."""
         if older := self.pending[:-1]:
             self.store(older)
             del self.pending[:-1]
+            self.pending_tokens = len(self.pending[0].slots_L)
 
     def store(self, recorded: Sequence[Recorded]) -> Tensor:
         """Store keys and values of these tokens; return their hidden states_LE as the head reads them.
@@ -120,23 +136,30 @@ class BatchDrafter:
         if self.caches:
             positions_1L = torch.cat([one.positions_L for one in recorded])[None]
             text = self.head.drafter.body.text_keys_values(states_1LE, positions_1L)
-            end = 0
-            # Step by step: the slot of a rejected draft token is written again in the step after it.
-            for one in recorded:
-                start, end = end, end + len(one.slots_L)
-                rows_GL = self.caches[0].row_ids(one.slots_L)  # the caches of all blocks have the same strides
-                for cache, (keys, values) in zip(self.caches, text, strict=True):
-                    cache.write(rows_GL, (keys[0, :, start:end], values[0, :, start:end]))
-                self.stored_S[one.slots_L] = True
+            slots_L = torch.cat([one.slots_L for one in recorded])
+            if len(recorded) > 1:
+                slots_L = self.last_writes(slots_L)
+            rows_GL = self.caches[0].row_ids(slots_L)  # the caches of all blocks have the same strides
+            for cache, (keys, values) in zip(self.caches, text, strict=True):
+                cache.write(rows_GL, (keys[0], values[0]))
         return states_1LE[0]
+
+    def last_writes(self, slots_L: Tensor) -> Tensor:
+        """Return the slots, 0 in place of those that a later token is written to: a rejected draft token was there."""
+        order_L = torch.arange(self.writes + 1, self.writes + 1 + len(slots_L), device=slots_L.device)
+        self.writes += len(slots_L)
+        self.latest_S.scatter_reduce_(0, slots_L, order_L, "amax")
+        return slots_L.where(self.latest_S[slots_L] == order_L, 0)
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch, depth: int) -> Chains:
         """Return the most probable chains of a batch, on its device."""
         self.store_older()
         states_LE = self.store([self.pending.pop()])
-        parts = [self.draft_part(part, states_LE, depth) for part in batch.split(self.requests_at_once)]
-        tokens_QK, probs_QK = (torch.cat(column) for column in zip(*parts, strict=True))
+        self.pending_tokens = 0
+        parts = batch.split(self.requests_at_once, self.text_rows_at_once)
+        drafted = [self.draft_part(part, states_LE, depth) for part in parts]
+        tokens_QK, probs_QK = (torch.cat(column) for column in zip(*drafted, strict=True))
         return tokens_QK, probs_QK
 
     def draft_part(self, batch: DraftBatch, states_LE: Tensor, depth: int) -> Chains:
@@ -146,12 +169,11 @@ class BatchDrafter:
         slots_QL = slots_of(batch.table_QM, batch.length, self.caches)
         states_Q1TD = None
         if self.caches and len(slots_QL) == 1 and states_LE.is_cpu:
-            states_Q1TD = self.compiled_frames(anchor_Q1E, root_Q1D, slots_QL[:, : int(batch.anchors_Q) + 1])
+            memory = cache_of_text(self.caches, slots_QL, drafter.body.rows)
+            states_Q1TD = compiled_step(drafter.body, anchor_Q1E, root_Q1D, memory)
         if states_Q1TD is None:
             places_L = torch.arange(batch.length, device=states_LE.device)
             visible_QL = places_L <= batch.anchors_Q[:, None]
-            if self.caches:
-                visible_QL &= self.stored_S[slots_QL]
             states_Q1TD = drafter.body(
                 anchor_BAD=anchor_Q1D,
                 root_BAD=root_Q1D,
@@ -162,13 +184,6 @@ class BatchDrafter:
         emissions = drafter.emissions(states_Q1TD, anchor_Q1D, roots_Q1)
         start_QR = None if emissions.start_BAR is None else emissions.start_BAR[:, 0]
         return self.head.search(emissions.logits()[:, 0], depth, self.stops_S, drafter.correction, start_QR)
-
-    def compiled_frames(self, anchor_11E: Tensor, root_11D: Tensor, slots_1L: Tensor) -> Tensor | None:
-        """Return the frames [1, 1, T, D] of a single request on a CPU by machine code; None where not possible."""
-        if not self.stored_S[slots_1L].all():
-            return None
-        memory = cache_of_text(self.caches, slots_1L, self.head.drafter.body.rows)
-        return compiled_step(self.head.drafter.body, anchor_11E, root_11D, memory)
 
 
 class SlotCache:

@@ -8,13 +8,14 @@ takes `base + slope * n` seconds and the draft `draft`, the lengths maximise
 
 and a request may get none. Times are measured while serving, for each order of magnitude of Q, because they depend on
 hardware, model and load. Whether to draft at all is decided from the measured tokens per second of steps with and
-without drafts; the slower kind is tried again for a few steps, ever more rarely while it stays the slower one.
+without drafts; the slower kind is tried again for a few steps, ever more rarely while it stays the slower one. Steps
+with prefill are not measured, and a trial that meets nothing else ends.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,9 +26,9 @@ from ctcdraft.drafters.tree_policy import AcceptanceModel
 DECAY = 0.95  # of measured times, per step: about the latest twenty count
 FIRST_PLAIN, FIRST_DRAFTED = 4, 8  # steps of each kind that are measured before anything is decided
 DRAFTED_TRIAL, PLAIN_TRIAL = 3, 2  # steps for which the slower kind is tried again
-LEAST_WAIT, MOST_WAIT = 64, 4096  # steps between two trials
-MAX_OUTLIER = 4.0  # a step that takes so many times the usual was interrupted
-MAX_REQUESTS_KNOWN = 4096
+LEAST_WAIT, MOST_WAIT = 64, 4096  # measured steps between two trials
+MAX_UNMEASURED = 32  # steps of a trial in a row
+MAX_OUTLIER, MAX_OUTLIERS = 4.0, 3  # a step that takes so many times the usual was interrupted, unless so many in a row
 
 
 @dataclass
@@ -40,8 +41,6 @@ class Rate:
     seconds: float = 0.0
 
     def add(self, tokens: float, seconds: float) -> None:
-        if self.weight and seconds > MAX_OUTLIER * self.seconds / self.weight:
-            return
         self.steps += 1
         self.weight, self.tokens = DECAY * self.weight + 1, DECAY * self.tokens + tokens
         self.seconds = DECAY * self.seconds + seconds
@@ -49,6 +48,10 @@ class Rate:
     @property
     def per_second(self) -> float:
         return self.tokens / self.seconds
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / max(self.weight, 1.0)
 
 
 @dataclass
@@ -58,10 +61,12 @@ class StepTime:
     sums: np.ndarray = field(default_factory=lambda: np.zeros(5))  # of 1, n, n n, t, n t
 
     def add(self, tokens: int, seconds: float) -> None:
-        if self.sums[0] and seconds > MAX_OUTLIER * self.sums[3] / self.sums[0]:
-            return
         new = np.array([1.0, tokens, tokens * tokens, seconds, tokens * seconds])
         self.sums = DECAY ** (1 / 4) * self.sums + new
+
+    @property
+    def mean(self) -> float:
+        return float(self.sums[3] / max(self.sums[0], 1.0))
 
     def line(self) -> tuple[float, float]:
         """Return base and slope in seconds; the slope is not negative, and 0 while only one size was measured."""
@@ -80,34 +85,61 @@ class Regime:
     time: StepTime = field(default_factory=StepTime)
     draft: Rate = field(default_factory=Rate)  # its tokens are draft tokens
     drafting: bool = False
-    left: int = FIRST_PLAIN  # steps until the next decision
+    settled: bool = False  # whether the kind of the steps is the faster one, not one that is tried
+    left: int = FIRST_PLAIN  # measured steps until the next decision
     wait: int = LEAST_WAIT
+    unmeasured: int = 0  # steps since the latest measured one
+    outliers: int = 0  # interrupted steps in a row
 
     def next_step_drafts(self) -> bool:
-        if self.left == 0:
-            self.decide()
-        self.left -= 1
+        self.unmeasured += 1
+        if not self.settled and self.unmeasured > MAX_UNMEASURED:
+            self.settled = self.is_known
+            self.drafting, self.left = self.is_known and self.pays, self.wait
         return self.drafting
 
+    @property
+    def is_known(self) -> bool:
+        return self.plain.steps >= FIRST_PLAIN and self.drafted.steps >= FIRST_DRAFTED
+
+    @property
+    def pays(self) -> bool:
+        return self.drafted.per_second > self.plain.per_second
+
+    def observe(self, read: int, committed: int, seconds: float, draft_tokens: int, draft_seconds: float) -> None:
+        """Add a step of this order of magnitude; with draft_seconds = 0 it had no draft."""
+        self.unmeasured = 0
+        usual = self.time.mean + (self.draft.mean if draft_seconds else 0.0)
+        self.outliers += 1
+        if usual and seconds + draft_seconds > MAX_OUTLIER * usual and self.outliers < MAX_OUTLIERS:
+            return
+        self.outliers = 0
+        self.time.add(read, seconds)
+        if draft_seconds:
+            self.draft.add(draft_tokens, draft_seconds)
+        (self.drafted if draft_seconds else self.plain).add(committed, seconds + draft_seconds)
+        self.left -= 1
+        if self.left <= 0:
+            self.decide()
+
     def decide(self) -> None:
-        if self.plain.steps < FIRST_PLAIN or self.drafted.steps < FIRST_DRAFTED:
+        if not self.is_known:
             self.drafting = self.plain.steps >= FIRST_PLAIN
             self.left = FIRST_DRAFTED if self.drafting else FIRST_PLAIN
             return
-        pays = self.drafted.per_second > self.plain.per_second
-        if self.drafting == pays:  # the wait is over: try the slower kind
-            self.drafting, self.left = not pays, PLAIN_TRIAL if pays else DRAFTED_TRIAL
+        pays = self.pays
+        if self.drafting == pays and self.settled:  # the wait is over: try the slower kind
+            self.settled, self.drafting, self.left = False, not pays, PLAIN_TRIAL if pays else DRAFTED_TRIAL
         else:
             self.wait = LEAST_WAIT if pays else min(4 * self.wait, MOST_WAIT)
-            self.drafting, self.left = pays, self.wait
+            self.settled, self.drafting, self.left = True, pays, self.wait
 
     def measured_lengths(self, chances_QK: np.ndarray, requests: int) -> np.ndarray:
         """Return the lengths_Q that maximise tokens per second, given acceptance probabilities."""
         base, slope = self.time.line()
-        draft = self.draft.seconds / max(self.draft.weight, 1.0)
         best_N = np.sort(chances_QK, axis=None)[::-1]  # no token before one that precedes it in its own chain
         tokens_N = requests + np.concatenate([[0.0], best_N.cumsum()])
-        times_N = base + draft + slope * (requests + np.arange(len(tokens_N)))
+        times_N = base + self.draft.mean + slope * (requests + np.arange(len(tokens_N)))
         kept = int((tokens_N / np.maximum(times_N, 1e-9)).argmax())
         return (chances_QK >= best_N[kept - 1]).sum(axis=1) if kept else np.zeros(len(chances_QK), dtype=int)
 
@@ -117,18 +149,16 @@ class DraftLengths:
 
     def __init__(self, acceptance: AcceptanceModel, adaptive: bool) -> None:
         self.acceptance, self.adaptive = acceptance, adaptive
-        self.drafting = True  # whether the latest step with a choice drafts
         self.regimes: dict[int, Regime] = defaultdict(Regime)
-        # By request: decayed sums of accepted draft tokens and of those that were expected, and the latest expectation.
+        # By request: decayed sums of accepted and of expected draft tokens, and the probabilities of the latest draft.
         self.recent: dict[Hashable, tuple[float, float]] = {}
-        self.expected: dict[Hashable, float] = {}
+        self.expected: dict[Hashable, np.ndarray] = {}
 
     def regime(self, requests: int) -> Regime:
         return self.regimes[requests.bit_length()]
 
     def wants_draft(self, requests: int) -> bool:
-        self.drafting = not self.adaptive or self.regime(requests).next_step_drafts()
-        return self.drafting
+        return not self.adaptive or self.regime(requests).next_step_drafts()
 
     def choose(self, ids: Sequence[Hashable], probs_QK: np.ndarray, rooms_Q: np.ndarray, requests: int) -> np.ndarray:
         """Return the lengths_Q of the drafts of these requests.
@@ -136,7 +166,7 @@ class DraftLengths:
         Args:
             probs_QK: path probabilities under the head; 0 where nothing is drafted.
             rooms_Q: greatest lengths.
-            requests: all requests of the step, those without a draft too.
+            requests: all requests of the next step, those without a draft too.
         """
         possible_QK = (probs_QK > 0) & (np.arange(probs_QK.shape[1]) < rooms_Q[:, None])
         if not self.adaptive:
@@ -144,8 +174,7 @@ class DraftLengths:
         chances_QK, usual_QK = self.chances(ids, probs_QK)
         lengths_Q = self.regime(requests).measured_lengths(np.where(possible_QK, chances_QK, 0.0), requests)
         lengths_Q = np.minimum(lengths_Q, possible_QK.sum(axis=1))
-        for number, (one, length) in enumerate(zip(ids, lengths_Q.tolist(), strict=True)):
-            self.expected[one] = float(usual_QK[number, :length].sum())
+        self.expected.update(zip(ids, usual_QK, strict=True))
         return lengths_Q
 
     def chances(self, ids: Sequence[Hashable], probs_QK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -159,14 +188,19 @@ class DraftLengths:
         chances_QK, usual_QK = np.minimum.accumulate(odds_2QK / (1 + odds_2QK), axis=2)
         return chances_QK, usual_QK
 
-    def observe_request(self, one: Hashable, accepted: int) -> None:
-        """Add the outcome of a request's latest draft."""
-        if (expected := self.expected.pop(one, None)) is None:
+    def observe_request(self, one: Hashable, drafted: int, accepted: int) -> None:
+        """Add the outcome of a request's latest draft, of which the engine may have dropped the end."""
+        if (expected_K := self.expected.pop(one, None)) is None:
             return
-        if len(self.recent) > MAX_REQUESTS_KNOWN:  # proposers are not called for requests that ended
-            self.recent.clear()
         accepted_sum, expected_sum = self.recent.get(one, (0.0, 0.0))
+        expected = float(expected_K[:drafted].sum())
         self.recent[one] = RECENT_DECAY * accepted_sum + accepted, RECENT_DECAY * expected_sum + expected
+
+    def forget(self, ids: Iterable[Hashable]) -> None:
+        """Drop what is known of requests that ended."""
+        for one in ids:
+            self.recent.pop(one, None)
+            self.expected.pop(one, None)
 
     def observe_step(
         self, requests: int, read: int, committed: int, seconds: float, draft_seconds: float | None
@@ -177,10 +211,4 @@ class DraftLengths:
             read, committed: tokens of all requests in the forward pass, and of those the ones that stay.
             seconds: without the time of its draft; draft_seconds: None if none was computed.
         """
-        regime = self.regime(requests)
-        regime.time.add(read, seconds)
-        if draft_seconds is None:
-            regime.plain.add(committed, seconds)
-        else:
-            regime.draft.add(read - requests, draft_seconds)
-            regime.drafted.add(committed, seconds + draft_seconds)
+        self.regime(requests).observe(read, committed, seconds, read - requests, draft_seconds or 0.0)

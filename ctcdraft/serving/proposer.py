@@ -1,14 +1,13 @@
 """The proposer that vLLM constructs for `custom_class`: drafts of the most probable chains, of adaptive length.
 
 vLLM calls it once per step with the tokens of all requests on the host. It returns empty lists and fills them in
-`complete`, which runs when vLLM takes the drafts: by then the step's tokens are on their way to the clients, and none
-waits for a draft. Indices go to the device and the chains come back in one transfer each; the lengths are then chosen
-on the host.
+`complete`, which runs when vLLM takes the drafts: by then the step's tokens have been handed over to be sent. Indices
+go to the device and the chains come back in one transfer each; the lengths are then chosen on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ctcdraft.serving import vllm_config as configuration
 from ctcdraft.serving import vllm_runner
 from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch
 from ctcdraft.serving.lengths import DraftLengths
@@ -32,11 +32,24 @@ class Step:
     starts: Sequence[int]  # of every request among the tokens of the step, and the number of tokens
     drafted: Sequence[int]  # draft tokens of every request
     table_QM: Tensor  # ids of the blocks of every request
+    limits: Sequence[int]  # tokens of prompt and answer with which every request ends
+    stops: Sequence[Collection[int]]  # tokens at which it ends
 
     def is_decoding(self) -> bool:
         """Return whether no request prefills more than one token of its prompt."""
         sizes = zip(self.starts[:-1], self.starts[1:], self.drafted, strict=True)
         return all(end - start == 1 + drafted for start, end, drafted in sizes)
+
+    def kept(self, i: int, tokens: Sequence[int], length: int) -> tuple[int, bool]:
+        """Return how many of a request's sampled tokens stay, and whether it goes on after them.
+
+        Args:
+            length: of its text, with all of them.
+        """
+        for count, token in enumerate(tokens, 1):
+            if token in self.stops[i] or length - len(tokens) + count >= self.limits[i]:
+                return count, False
+        return len(tokens), True
 
 
 @dataclass
@@ -47,6 +60,8 @@ class DueDraft:
     asked: list[int]  # requests, by their place in the batch
     sampled: list[list[int]]
     lengths: np.ndarray  # tokens of every request
+    rooms_Q: np.ndarray  # greatest lengths of the drafts
+    requests: int  # that go on
     drafts: list[list[int]]
 
 
@@ -56,6 +71,7 @@ class LastStep:
 
     ended: float  # the time at which its tokens were known
     ids: frozenset[str]
+    requests: int = 0  # of those, how many went on
     paused: float = 0.0  # seconds since then that belong to no step: states of steps without drafts were stored
     draft: float | None = None  # seconds of its draft; None: nothing was drafted
 
@@ -64,11 +80,10 @@ class CTCProposer:
     """Serves the head at additional_config["ctcdraft"]["head"]; see docs/serving.md."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self.options = vllm_runner.read_options(vllm_config)
-        vllm_runner.refuse_unserved(vllm_config)
+        self.options = configuration.read_options(vllm_config)
+        configuration.refuse_unserved(vllm_config)
         vllm_runner.install_hooks()
         self.vllm_config = vllm_config
-        self.max_length = vllm_config.model_config.max_model_len
         self.depth = vllm_config.speculative_config.num_speculative_tokens
         self.step: Step | None = None
         self.due: DueDraft | None = None
@@ -79,7 +94,7 @@ class CTCProposer:
         folder, values = Path(self.options.head), self.options.values
         model = self.vllm_config.model_config
         weights = target.model.embed_tokens.weight, target.lm_head.weight
-        head = load_served_head(folder, values, model.model, model.revision, vllm_runner.warn, *weights)
+        head = load_served_head(folder, values, model.model, model.revision, configuration.warn, *weights)
         self.aux_layers = tuple(sorted(layer for layer in values["fingerprint"]["taps"] if layer != "last"))
         self.drafter = BatchDrafter(head)
         self.drafter.warm_up(self.depth)
@@ -95,7 +110,7 @@ class CTCProposer:
         name = self.cache_layers[0].layer_name if self.cache_layers else next(iter(slots))
         slots_L = slots[name]
         states = [states[: len(slots_L)] for states in layers]
-        self.drafter.record(states, positions_L[: len(slots_L)], slots_L, self.lengths.drafting)
+        self.drafter.record(states, positions_L[: len(slots_L)], slots_L)
 
     def begin_step(self, *values: Any) -> None:
         """Take the fields of the step that vLLM asks for drafts after."""
@@ -104,16 +119,19 @@ class CTCProposer:
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: np.ndarray, *unused: Any, **also_unused: Any
     ) -> list[list[int]]:
-        """Return the draft tokens of every request; none for those whose prompt is not prefilled yet."""
+        """Return the lists for the draft tokens of every request; they stay empty where it is in prefill or ends."""
         step, count = self.step, len(sampled_token_ids)
         assert step is not None
-        self.observe(step, sampled_token_ids)
         lengths = num_tokens_no_spec[:count].copy()  # vLLM writes to its array
-        rooms = np.minimum(self.max_length - lengths - 1, self.depth)
-        asked = [i for i in range(count) if sampled_token_ids[i] and rooms[i] > 0]
+        kept = [step.kept(i, tokens, int(lengths[i])) for i, tokens in enumerate(sampled_token_ids)]
+        requests = sum(goes_on for _, goes_on in kept)
+        self.observe(step, sampled_token_ids, sum(tokens for tokens, _ in kept), requests)
+        rooms = np.minimum(np.array(step.limits) - lengths - 1, self.depth)
+        asked = [i for i, (tokens, goes_on) in enumerate(kept) if tokens and goes_on and rooms[i] > 0]
+        asked.sort(key=lambda i: int(lengths[i]))
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        wanted = bool(asked) and self.lengths.wants_draft(count)
-        self.due = DueDraft(step, asked, sampled_token_ids, lengths, drafts) if wanted else None
+        wanted = bool(asked) and self.lengths.wants_draft(requests)
+        self.due = DueDraft(step, asked, sampled_token_ids, lengths, rooms[asked], requests, drafts) if wanted else None
         return drafts
 
     @torch.inference_mode()
@@ -121,28 +139,33 @@ class CTCProposer:
         """Fill in the drafts of the step before."""
         due, self.due = self.due, None
         if due is None:
+            self.drafter.store_many()
             return
         began = perf_counter()
         self.drafter.store_older()
         resumed = perf_counter()
         tokens_QK, probs_QK = self.chains(due)
-        rooms_Q = np.minimum(self.max_length - due.lengths[due.asked] - 1, self.depth)
-        ids = [due.step.ids[i] for i in due.asked]
-        lengths = self.lengths.choose(ids, probs_QK, rooms_Q, len(due.sampled))
+        lengths = self.lengths.choose([due.step.ids[i] for i in due.asked], probs_QK, due.rooms_Q, due.requests)
         for i, tokens, length in zip(due.asked, tokens_QK.tolist(), lengths.tolist(), strict=True):
             due.drafts[i][:] = tokens[:length]
         self.last.paused, self.last.draft = resumed - began, perf_counter() - resumed
 
-    def observe(self, step: Step, sampled: list[list[int]]) -> None:
-        """Measure the step that ends now, but not the time of one with prefill or of one after idle time."""
+    def observe(self, step: Step, sampled: list[list[int]], committed: int, requests: int) -> None:
+        """Measure the step that ends now, but not one with prefill, after idle time or with an unexpected batch size.
+
+        Args:
+            committed: tokens that stay, of all requests.
+            requests: that go on.
+        """
         now = perf_counter()
         for one, drafted, tokens in zip(step.ids, step.drafted, sampled, strict=True):
             if drafted and tokens:
-                self.lengths.observe_request(one, len(tokens) - 1)
-        last, self.last = self.last, LastStep(now, frozenset(step.ids))
-        if last.ids.issuperset(step.ids) and step.is_decoding():
+                self.lengths.observe_request(one, drafted, len(tokens) - 1)
+        last, self.last = self.last, LastStep(now, frozenset(step.ids), requests)
+        self.lengths.forget(last.ids.difference(step.ids))
+        if last.ids.issuperset(step.ids) and last.requests == len(step.ids) and step.is_decoding():
             seconds = now - last.ended - last.paused - (last.draft or 0.0)
-            self.lengths.observe_step(len(step.ids), step.starts[-1], sum(map(len, sampled)), seconds, last.draft)
+            self.lengths.observe_step(len(step.ids), step.starts[-1], committed, seconds, last.draft)
 
     def chains(self, due: DueDraft) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens_QK and probabilities_QK of the requests `asked`."""
@@ -155,7 +178,8 @@ class CTCProposer:
         if device.type == "cuda":
             columns = columns.pin_memory()
         rows_Q, anchors_Q, roots_Q, requests_Q = columns.to(device, non_blocking=True)
-        batch = DraftBatch(rows_Q, anchors_Q, roots_Q, step.table_QM[requests_Q], max(anchors) + 1)
+        texts = [anchor + 1 for anchor in anchors]
+        batch = DraftBatch(rows_Q, anchors_Q, roots_Q, step.table_QM[requests_Q], texts)
         tokens_QK, probs_QK = self.drafter.draft(batch, self.depth)
         both = torch.stack([tokens_QK.double(), probs_QK.double()]).cpu().numpy()  # one transfer
         return both[0].astype(np.int64), both[1]

@@ -1,4 +1,4 @@
-"""vLLM as this package sees it: the entry point, hooks of the V1 model runner, checks, and memory for a head's cache.
+"""The entry point for vLLM, hooks of its V1 model runner, and memory for a head's cache.
 
 `register` runs in every process of vLLM. It replaces the faulty sampling function of CPU builds and lets a wrong
 configuration fail with one sentence before processes are started. The runner's hooks are installed when a proposer is
@@ -10,27 +10,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from ctcdraft.errors import InputError
 from ctcdraft.serving import cpu_sampling, speculators
+from ctcdraft.serving.vllm_config import refuse_other_head, refuse_unserved
 
-SERVED_VERSIONS = ("0.32.",)  # whose internals were read and tested
 PROPOSER = "ctcdraft.serving.CTCProposer"
-LENGTHS = ("adaptive", "full")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The values of additional_config["ctcdraft"]."""
-
-    head: str
-    adaptive: bool
-    values: dict[str, Any]  # config.json of the head
 
 
 def register() -> None:
@@ -70,86 +58,16 @@ def print_input_errors_alone() -> None:
     sys.excepthook = excepthook
 
 
-def read_options(vllm_config: Any) -> Options:
-    """Return the options; raise InputError for wrong ones, and for a head that is not served."""
-    from ctcdraft.serving.served_head import head_config
-
-    given = (vllm_config.additional_config or {}).get("ctcdraft")
-    if not isinstance(given, dict) or not isinstance(given.get("head"), str):
-        raise InputError(
-            'the folder of the head is missing; give --additional-config \'{"ctcdraft": {"head": FOLDER}}\', got '
-            f"{vllm_config.additional_config}"
-        )
-    if unknown := set(given) - {"head", "length"}:
-        raise InputError(f"additional_config.ctcdraft has no {', '.join(sorted(unknown))}; its keys are head, length")
-    length = given.get("length", LENGTHS[0])
-    if length not in LENGTHS:
-        raise InputError(f"additional_config.ctcdraft.length must be one of {', '.join(LENGTHS)}, got {length}")
-    return Options(given["head"], length == LENGTHS[0], head_config(Path(given["head"])))
+def drafts_after_sending(runner: Any) -> bool:
+    """Return whether the drafter of a model runner is the one of this package; an engine may have none."""
+    return hasattr(getattr(runner, "drafter", None), "record")
 
 
-def refuse_unserved(vllm_config: Any) -> None:
-    """Raise InputError for a configuration of vLLM in which a head cannot be served."""
-    import vllm
-
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    text, cache = model.hf_text_config, vllm_config.cache_config
-    sliding = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
-    reasons = {
-        f"vLLM {vllm.__version__} is not known; install {' or '.join(v + '*' for v in SERVED_VERSIONS)}": (
-            not vllm.__version__.startswith(SERVED_VERSIONS)
-        ),
-        f"tensor_parallel_size={parallel.tensor_parallel_size} shards the lm_head; use 1": (
-            parallel.tensor_parallel_size > 1
-        ),
-        f"pipeline_parallel_size={parallel.pipeline_parallel_size} keeps hidden states apart from the head; use 1": (
-            parallel.pipeline_parallel_size > 1
-        ),
-        f"decode_context_parallel_size={parallel.decode_context_parallel_size} shards the KV cache; use 1": (
-            parallel.decode_context_parallel_size > 1
-        ),
-        f"{model.model} has a sliding window, which frees blocks that the head reads; serve it without a head": (
-            bool(sliding) or "sliding_attention" in (getattr(text, "layer_types", None) or ())
-        ),
-        f"kv_cache_dtype={cache.cache_dtype} is quantised; use auto": (
-            cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16")
-        ),
-        f"{model.model} has position ids of several dimensions; serve it without a head": model.uses_mrope,
-        "LoRA adapters change the hidden states from request to request; serve without --enable-lora": (
-            vllm_config.lora_config is not None
-        ),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise InputError(f"no head is served here: {reason}")
-
-
-def refuse_other_head(vllm_config: Any) -> None:
-    """Raise InputError for a head that does not fit the model, before weights are loaded."""
-    from vllm.model_executor.models.interfaces import supports_eagle3
-    from vllm.model_executor.models.registry import ModelRegistry
-
-    from ctcdraft.serving.served_head import load_served_head
-
-    options, model = read_options(vllm_config), vllm_config.model_config
-    head = load_served_head(Path(options.head), options.values, model.model, model.revision, warn)
-    served_class, _ = ModelRegistry.resolve_model_cls(model.architectures, model)
-    if len(head.layer_order) > 1 and not supports_eagle3(served_class):
-        raise InputError(
-            f"the head in {options.head} reads auxiliary layers, which vLLM's {served_class.__name__} does not give; "
-            "train one with base.aux_layers=[last]"
-        )
-    if model.max_model_len > (positions := head.positions):
-        raise InputError(
-            f"max_model_len={model.max_model_len} is more than the {positions} positions of the head in "
-            f"{options.head}; lower --max-model-len"
-        )
-
-
-def warn(sentence: str) -> None:
-    from vllm.logger import init_logger
-
-    init_logger("vllm.ctcdraft").warning(sentence)
+def end_of(request: Any, max_model_len: int) -> tuple[int, tuple[int | None, ...]]:
+    """Return the tokens of prompt and answer with which vLLM ends a request, and the tokens at which it does."""
+    params = request.sampling_params
+    stops = params.eos_token_id, *(params.stop_token_ids or ())
+    return min(request.num_prompt_tokens + params.max_tokens, max_model_len), stops
 
 
 def install_hooks() -> None:
@@ -160,46 +78,52 @@ def install_hooks() -> None:
     if getattr(GPUModelRunner, "hands_over_states", False):
         return
     forward, propose = GPUModelRunner._model_forward, GPUModelRunner.propose_draft_token_ids
-    take = GPUModelRunner.take_draft_token_ids
+    take, update_length = GPUModelRunner.take_draft_token_ids, GPUModelRunner.update_max_model_len
     set_aux_layers = GPUModelRunner._setup_eagle3_aux_hidden_state_outputs
 
     def _model_forward(self: Any, *arguments: Any, **named: Any) -> Any:
         output = forward(self, *arguments, **named)
         slots = get_forward_context().slot_mapping
-        if slots and hasattr(self.drafter, "record"):
+        if slots and drafts_after_sending(self):
             last, others = output if self.use_aux_hidden_state_outputs else (output, ())
             self.drafter.record((last, *others), named["positions"], slots)
         return output
 
     def propose_draft_token_ids(self: Any, *arguments: Any, **named: Any) -> Any:
-        if hasattr(self.drafter, "record"):
+        if drafts_after_sending(self):
             spec_decode, common = arguments[6:8]
             count = common.num_reqs
             drafted = [0] * count if spec_decode is None else spec_decode.num_draft_tokens
             starts = common.query_start_loc_cpu[: count + 1].tolist()
             ids = tuple(self.input_batch.req_ids[:count])
-            self.drafter.begin_step(ids, starts, drafted, common.block_table_tensor)
+            limits, stops = zip(*(end_of(self.requests[one], self.max_model_len) for one in ids), strict=True)
+            self.drafter.begin_step(ids, starts, drafted, common.block_table_tensor, limits, stops)
         return propose(self, *arguments, **named)
 
     def take_draft_token_ids(self: Any) -> Any:
-        if hasattr(self.drafter, "record"):
+        if drafts_after_sending(self):
             self.drafter.complete()
         return take(self)
 
     def _setup_eagle3_aux_hidden_state_outputs(self: Any) -> None:
-        if not hasattr(getattr(self, "drafter", None), "record"):
+        if not drafts_after_sending(self):
             return set_aux_layers(self)
         if self.drafter.aux_layers:
             self.use_aux_hidden_state_outputs = True
             self.get_model().set_aux_hidden_state_layers(self.drafter.aux_layers)
+        return update_max_model_len(self, self.max_model_len)
+
+    def update_max_model_len(self: Any, max_model_len: int) -> None:
+        update_length(self, max_model_len)
         # vLLM drafts nothing at all while one request is within reach of the end of its context; the proposer knows
         # how much room each request has.
-        self.effective_drafter_max_model_len = self.max_model_len + self.num_spec_tokens
-        return None
+        if drafts_after_sending(self):
+            self.effective_drafter_max_model_len = max_model_len + self.num_spec_tokens
 
     GPUModelRunner._model_forward = _model_forward
     GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
     GPUModelRunner.take_draft_token_ids = take_draft_token_ids
+    GPUModelRunner.update_max_model_len = update_max_model_len
     GPUModelRunner._setup_eagle3_aux_hidden_state_outputs = _setup_eagle3_aux_hidden_state_outputs
     GPUModelRunner.hands_over_states = True
 

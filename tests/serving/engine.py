@@ -41,7 +41,7 @@ def answer(llm: LLM, prompts: list[list[int]], max_tokens: int) -> dict[str, Any
 
 def crowd(llm: LLM, prompts: list[list[int]], lengths: list[int], aborted: list[int]) -> dict[str, Any]:
     """Return the answers, by number, of requests that arrive one per step; some are aborted."""
-    engine, finished, step = llm.llm_engine, {}, 0
+    engine, finished, step, counts = llm.llm_engine, {}, 0, draft_counts(llm)
     while step < len(prompts) or engine.has_unfinished_requests():
         if step < len(prompts):
             params = SamplingParams(temperature=0, max_tokens=lengths[step])
@@ -52,8 +52,9 @@ def crowd(llm: LLM, prompts: list[list[int]], lengths: list[int], aborted: list[
             if output.finished:
                 finished[output.request_id.partition("-")[0]] = list(output.outputs[0].token_ids)
         step += 1
-    hits = total(llm, "prefix_cache_hits")
-    return {"tokens": finished, "preemptions": total(llm, "num_preemptions"), "cached": hits, "steps": step}
+    own_counts = [after - before for before, after in zip(counts, draft_counts(llm), strict=True)]
+    hits, preemptions = total(llm, "prefix_cache_hits"), total(llm, "num_preemptions")
+    return {"tokens": finished, "counts": own_counts, "preemptions": preemptions, "cached": hits, "steps": step}
 
 
 def samples(llm: LLM, prompt: list[int], count: int, tokens: int, sampling: dict[str, Any]) -> list[list[int]]:

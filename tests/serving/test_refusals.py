@@ -19,6 +19,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from ctcdraft.errors import InputError
 from ctcdraft.serving import vllm_runner
+from ctcdraft.serving.vllm_config import read_options, refuse_unserved
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
 
@@ -57,7 +58,7 @@ def test_the_folder_of_a_head_that_names_its_base_is_served(head):
     assert (config.model_config.model, config.model_config.tokenizer) == (str(TINY / "base"),) * 2
     assert config.speculative_config.model == vllm_runner.PROPOSER
     assert config.speculative_config.num_speculative_tokens == 4
-    assert vllm_runner.read_options(config).head == str(head)
+    assert read_options(config).head == str(head)
     edit(head, lambda values: values.update(speculators_config={"verifier": {}}))
     with pytest.raises(InputError, match=r"no speculators_config with verifier.name_or_path"):
         EngineArgs(model=str(head), max_model_len=256).create_engine_config()
@@ -109,6 +110,10 @@ def test_an_unknown_version(head, monkeypatch):
         ("parallel_config", "tensor_parallel_size", 2, "tensor_parallel_size=2"),
         ("parallel_config", "pipeline_parallel_size", 2, "pipeline_parallel_size=2"),
         ("cache_config", "cache_dtype", "fp8", "kv_cache_dtype=fp8"),
+        ("parallel_config", "prefill_context_parallel_size", 2, "context parallelism"),
+        ("cache_config", "cache_dtype", "bfloat16", "kv_cache_dtype=bfloat16 is not the dtype of the model"),
+        ("cache_config", "kv_offloading_size", 1.0, "offloaded"),
+        ("model_config", "attention_chunk_size", 64, "layers without attention to the whole text"),
         ("lora_config", None, object(), "LoRA"),
     ],
 )
@@ -116,14 +121,14 @@ def test_configurations_of_vllm(head, part, name, value, words):
     config = engine_config({"head": str(head)})
     setattr(*((config, part) if name is None else (getattr(config, part), name)), value)
     with pytest.raises(InputError, match=words):
-        vllm_runner.refuse_unserved(config)
+        refuse_unserved(config)
 
 
 def test_sliding_windows(head):
     config = engine_config({"head": str(head)})
     config.model_config.hf_text_config.sliding_window = 64
     with pytest.raises(InputError, match="sliding window"):
-        vllm_runner.refuse_unserved(config)
+        refuse_unserved(config)
 
 
 def test_a_server_that_cannot_start_prints_the_sentence_alone(head):
