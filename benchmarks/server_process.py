@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -18,24 +19,34 @@ START_SECONDS, STOP_SECONDS = 1800, 120  # a server is slow to start on a shared
 
 
 class Server:
-    """A server process of its own group, which ends with all its children."""
+    """A server process of its own group, which ends with all its children; no other may answer at its URL."""
 
     def __init__(self, command: str, url: str) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.get(f"{url}/health", timeout=5)
+            raise SystemExit(f"a server answers at {url} already, and would be measured instead; end it first")
         self.process = subprocess.Popen(
             shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self.url = url
 
     def __enter__(self) -> Server:
+        try:
+            self.wait()
+        except BaseException:  # an interruption too: the process has a session of its own, which gets no signal
+            self.__exit__()
+            raise
+        return self
+
+    def wait(self) -> None:
         end = time.time() + START_SECONDS
         while time.time() < end and self.process.poll() is None:
             try:
                 if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    return self
+                    return
             except httpx.HTTPError:
                 pass
             time.sleep(1)
-        self.__exit__()
         raise SystemExit(f"the server did not answer at {self.url}/health; start its command by hand to see why")
 
     def __exit__(self, *_: object) -> None:
