@@ -3,8 +3,9 @@
 An undrafted server gives the greedy answer to every prompt once. The server under test then gets thousands of requests
 for them with random lengths, stop tokens, stop strings and sampled answers, of which some are aborted in the middle of
 the stream, some disconnected at once, and some refused because they are wrong. Every greedy answer must be the
-beginning of the undrafted one. The memory of the server's processes is written to a file all the while. In the end the
-server is killed with SIGKILL under load, started again and asked again.
+beginning of the undrafted one, as long as its request says; with `--base` it may part from it at a near tie. The memory
+of the server's processes is written to a file all the while and must not grow. In the end the server is killed with
+SIGKILL under load, started again and asked again. The exit status is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ctcdraft.models.loading import load_base
 
 MEMORY_SECONDS = 5.0  # between two samples
 RESTARTED = 64  # requests after the restart
+GROWTH = 1.05  # at most, of the mean memory from the second quarter of the soak to the last
 TIE = 1e-4  # of two logits in float64; float32 rounds them by less
 
 
@@ -88,12 +90,29 @@ async def soak(
 async def watched_soak(
     options: argparse.Namespace, known: dict[str, Reference], tally: Tally, server: Server
 ) -> list[int]:
-    """Send all requests; return samples of the server's memory."""
+    """Send all requests; return samples of the server's memory. A watch that fails ends the soak."""
     samples: list[int] = []
     watch = asyncio.create_task(watch_memory(server.process.pid, tally, options.memory, samples))
-    await soak(options, known, options.requests, tally, options.seed, None)
+    sent = asyncio.create_task(soak(options, known, options.requests, tally, options.seed, None))
+    await asyncio.wait((watch, sent), return_when=asyncio.FIRST_COMPLETED)
     watch.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watch
+    await sent
     return samples
+
+
+def memory_faults(samples: list[int]) -> int:
+    """Print the mean memory of every quarter of the samples; return 1 if it grew or cannot be judged."""
+    if len(samples) < 4:
+        print(f"memory: {len(samples)} samples are too few to judge its growth; send more --requests")
+        return 1
+    quarters = [samples[len(samples) * k // 4 : len(samples) * (k + 1) // 4] for k in range(4)]
+    means = [sum(quarter) / len(quarter) / 2**20 for quarter in quarters]
+    grew = means[3] > GROWTH * means[1]
+    print("memory in MiB, mean of each quarter: " + ", ".join(f"{mean:.1f}" for mean in means), end="")
+    print(f"; the last is above {GROWTH:g} times the second" if grew else "")
+    return int(grew)
 
 
 def greedy_gaps(base: BaseLM, prompt: list[int], answer: list[int]) -> Tensor:
@@ -102,24 +121,42 @@ def greedy_gaps(base: BaseLM, prompt: list[int], answer: list[int]) -> Tensor:
     return log_probs_LV.max(dim=1, keepdim=True).values - log_probs_LV
 
 
+def is_near_tie(base: BaseLM, prompt: list[int], ours: list[int], theirs: list[int]) -> bool:
+    """Tell whether two answers part at a tie: both tokens there have the greatest float64 logit but for TIE, and ours
+    is greedy from there on. Where one is the beginning of the other, one has ended wrongly."""
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if at is None:
+        return False
+    gaps_LV = greedy_gaps(base, prompt, ours)
+    own_L = gaps_LV.gather(1, torch.tensor(ours)[:, None])[:, 0]
+    return float(own_L.max()) < TIE and float(gaps_LV[at, theirs[at]]) < TIE
+
+
 def near_ties(model: str, different: list[dict[str, Any]]) -> int:
-    """Return how many answers are greedy in float64 but for ties."""
-    base, count = load_base(model, "float64", "cpu"), 0
-    for one in different:
-        gaps_LV = greedy_gaps(base, one["prompt"], one["ours"])
-        count += float(gaps_LV.gather(1, torch.tensor(one["ours"])[:, None]).max()) < TIE
-    return count
+    """Return how many answers part from the undrafted ones at near ties."""
+    base = load_base(model, "float64", "cpu")
+    return sum(is_near_tie(base, one["prompt"], one["ours"], one["theirs"]) for one in different)
 
 
 def report(title: str, tally: Tally, model: str | None) -> int:
-    """Print what happened; return the number of faults."""
+    """Print what happened; return the number of wrong answers."""
     ties = near_ties(model, tally.different) if model and tally.different else 0
     print(f"{title}: {sum(tally.kinds.values())} requests ({dict(tally.kinds)}), {tally.compared} answers compared,")
     print(f"{tally.tokens} tokens, {len(tally.different)} different of which {ties} near ties, ", end="")
     print(f"{len(tally.problems)} problems")
     for problem in tally.problems[:10]:
         print(f"  {problem[:300]}")
-    return len(tally.problems) + len(tally.different) - ties
+    return len(tally.different) - ties
+
+
+def faults(soaked: Tally, while_killed: Tally, again: Tally, samples: list[int], model: str | None) -> int:
+    """Print all reports; return the number of faults. Only the SIGKILL may, and must, end requests with problems."""
+    titles = {"soak": soaked, "before and after SIGKILL": while_killed, "after a restart": again}
+    wrong = sum(report(title, tally, model) for title, tally in titles.items())
+    wrong += len(soaked.problems) + len(again.problems) + memory_faults(samples)
+    if not while_killed.problems:
+        print(f"the SIGKILL ended none of {RESTARTED} requests: the processes it was sent to do not serve")
+    return wrong + (not while_killed.problems)
 
 
 def main() -> None:
@@ -135,12 +172,7 @@ def main() -> None:
         asyncio.run(soak(options, known, RESTARTED, while_killed, options.seed + 1, server))
     with Server(options.server, options.url):
         asyncio.run(soak(options, known, RESTARTED, again, options.seed + 2, None))
-    faults = report("soak", tally, options.base) + report("after SIGKILL and a restart", again, options.base)
-    print(f"requests that the SIGKILL ended: {len(while_killed.problems)} of {RESTARTED}")
-    quarters = [samples[len(samples) * k // 4 : len(samples) * (k + 1) // 4] for k in range(4)]
-    means = [sum(quarter) / max(1, len(quarter)) / 2**20 for quarter in quarters]
-    print("memory in MiB, mean of each quarter: " + ", ".join(f"{mean:.1f}" for mean in means))
-    sys.exit(1 if faults or not while_killed.problems else 0)
+    sys.exit(1 if faults(tally, while_killed, again, samples, options.base) else 0)
 
 
 def arguments() -> argparse.Namespace:
