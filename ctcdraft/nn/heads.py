@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ctcdraft.errors import InputError
+from ctcdraft.nn.chunks import in_chunks
 from ctcdraft.nn.compiled_step import compiled_logits
 from ctcdraft.nn.draft_vocab import DraftVocabHead, head_rows, mask_absent_labels, restrict_rows
 from ctcdraft.nn.linear_logsumexp import (
@@ -25,8 +24,6 @@ from ctcdraft.nn.linear_logsumexp import (
     token_logits,
 )
 from ctcdraft.nn.logit_correction import LogitCorrection
-
-CHUNK_BYTES = 256 * 2**20  # of logits in memory at once while labels are scored
 
 
 class TokenHead(nn.Module):
@@ -173,7 +170,10 @@ class Emissions:
 
         # Twice, because `measure` may compute as many logits again (of a teacher).
         size = 4 * 2 * labels * (self.blank + 1)
-        return in_chunks(measure_chunk, size, self.states_BATD[:, :, :labels], labels_BAS, *corrections, *more_BA)
+        columns = self.states_BATD[:, :, :labels], labels_BAS, *corrections, *more_BA
+        # Rows are padded to the one with most windows. On another device the choice would wait for the device.
+        real_BA = (labels_BAS >= 0).any(dim=-1) if labels_BAS.device.type == "cpu" else None
+        return in_chunks(measure_chunk, size, *columns, kept_BA=real_BA)
 
     def _corrected_scores(self, correction: LogitCorrection, labels_BAS: Tensor) -> AlignmentScores:
         """Return scores of label-conditioned frames, whose normaliser depends on the number of labels before them."""
@@ -198,22 +198,6 @@ class Emissions:
         )
         label_BATS, hold_BATS, blank_BATP = (score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
         return AlignmentScores(label_BATS, hold_BATS, blank_BATP, memories_BAPR)
-
-
-def in_chunks(measure: Callable[..., Tensor], window_bytes: int, *columns_BA: Tensor) -> Tensor:
-    """Return measure(*columns_X)_BA over all windows X, computed and computed again backward a chunk at a time.
-
-    A sequence with 256 anchors x 8 frames x 32,001 classes has 262 MB of logits, so they exist for one chunk only.
-
-    Args:
-        window_bytes: what `measure` allocates per window.
-    """
-    size = max(1, CHUNK_BYTES // window_bytes)
-    chunks = list(zip(*(rearrange(c, "b a ... -> (b a) ...").split(size) for c in columns_BA), strict=True))
-    if len(chunks) == 1:  # what fits is kept
-        return measure(*chunks[0]).unflatten(0, columns_BA[0].shape[:2])
-    parts = [checkpoint(measure, *chunk, use_reentrant=False) for chunk in chunks]
-    return torch.cat(parts).unflatten(0, columns_BA[0].shape[:2])
 
 
 def gather_label_log_probs(log_probs_XSV: Tensor, labels_XS: Tensor) -> Tensor:

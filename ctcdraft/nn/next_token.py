@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ctcdraft.nn.chunks import in_chunks
 from ctcdraft.nn.draft_vocab import head_rows, mask_absent_labels, restrict_rows
-from ctcdraft.nn.heads import AlignmentScores, Emissions, in_chunks
+from ctcdraft.nn.heads import AlignmentScores, Emissions
 from ctcdraft.nn.linear_logsumexp import blank_logits, token_logits
 
 

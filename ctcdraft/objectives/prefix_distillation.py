@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ctcdraft.batch import Batch
 from ctcdraft.errors import check_int
-from ctcdraft.nn.heads import CHUNK_BYTES, Emissions
+from ctcdraft.nn.chunks import CHUNK_BYTES
+from ctcdraft.nn.heads import Emissions
 from ctcdraft.nn.linear_logsumexp import autocast_disabled
 from ctcdraft.nn.next_token import next_token_log_probs
 from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask

@@ -21,7 +21,8 @@ from ctcdraft.errors import InputError
 from ctcdraft.hardware import format_bytes, peak_process_bytes
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.stats import DraftBytes, ModelStats
-from ctcdraft.nn.heads import CHUNK_BYTES, Emissions
+from ctcdraft.nn.chunks import CHUNK_BYTES
+from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
 from ctcdraft.planning.corpus import describe_bytes, describe_hidden_states

@@ -14,9 +14,9 @@ from truths_heads import independent, slow_conditioned_texts, slow_transduce
 from ctcdraft.batch import Batch
 from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.errors import InputError
-from ctcdraft.nn import heads
+from ctcdraft.nn import chunks
 from ctcdraft.nn.draft_vocab import DraftVocabHead
-from ctcdraft.nn.heads import BlankHead, Emissions, TokenEmissions, TokenHead
+from ctcdraft.nn.heads import BlankHead, Emissions, TokenEmissions, TokenHead, gather_label_log_probs
 from ctcdraft.nn.logit_correction import MarkovCorrection
 from ctcdraft.objectives.base import WeightedSum
 from ctcdraft.objectives.compatibility import refuse_incompatible
@@ -160,13 +160,26 @@ def test_chunks_change_neither_value_nor_gradient(name, monkeypatch):
     parameters = [outputs.states_BATD, outputs.head.blank_D]
     whole = OBJECTIVES[name](outputs, windows)
     gradients = torch.autograd.grad(whole.value, parameters, allow_unused=True)
-    monkeypatch.setattr(heads, "CHUNK_BYTES", 1)  # every window is a chunk of its own
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)  # every window is a chunk of its own
     chunked = OBJECTIVES[name](outputs, windows)
     assert torch.allclose(whole.value, chunked.value)
     for a, b in zip(gradients, torch.autograd.grad(chunked.value, parameters, allow_unused=True), strict=True):
         assert (a is None) == (b is None)
         assert a is None or torch.allclose(a, b, atol=1e-7)
     assert (gradients[0] != 0).any()
+
+
+def test_rows_are_padded_with_windows_of_no_cost():
+    outputs, windows = emissions(), batch()
+    seen = []
+    log_probs_BAS = outputs.map_label_frames(
+        lambda log_probs_XSV, labels_XS: (seen.append(len(labels_XS)), log_probs_XSV[..., 0])[1], windows.labels_BAS
+    )
+    real_BA = windows.lengths_BA > 0
+    assert seen == [int(real_BA.sum())]
+    assert seen[0] < real_BA.numel()
+    every_BASV = outputs.head.token_logits(outputs.states_BATD[:, :, :3]).log_softmax(dim=-1)
+    assert torch.allclose(log_probs_BAS, every_BASV[..., 0] * real_BA[..., None])
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -264,10 +277,9 @@ def test_cross_entropy_without_all_logits_is_the_same(bias, corrected, some):
         learned.append(nn.init.normal_(correction.out.weight))
         start_BAR = correction.start(torch.zeros(2, 5, WIDTH), torch.zeros(2, 5, dtype=torch.long))
         outputs = Emissions(outputs.states_BATD, outputs.head, correction, start_BAR)
-    short, whole = (
-        outputs.label_log_probs(windows.labels_BAS),
-        outputs.map_label_frames(heads.gather_label_log_probs, windows.labels_BAS),
-    )
+    real_BA1 = (windows.lengths_BA > 0)[..., None]  # map_label_frames leaves the other windows out
+    short = outputs.label_log_probs(windows.labels_BAS).where(real_BA1, 0)
+    whole = outputs.map_label_frames(gather_label_log_probs, windows.labels_BAS)
     can_BAS = ~whole.isneginf()
     assert bool(can_BAS.all()) is not some
     weights = torch.randn(short.shape)

@@ -12,7 +12,7 @@ from truths import beginnings
 from truths_heads import slow_conditioned_texts, slow_kl, slow_next_tokens, slow_total_variation
 
 from ctcdraft.batch import Batch
-from ctcdraft.nn import heads
+from ctcdraft.nn import chunks
 from ctcdraft.nn.draft_vocab import DraftVocabHead
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
@@ -139,7 +139,7 @@ def test_chunks_change_neither_value_nor_gradient(correction, monkeypatch):
     objective = PrefixDistill(LABELS, 0.8, 2, total_variation)
     whole = objective(outputs, batch).value
     (gradient,) = torch.autograd.grad(whole, outputs.states_BATD, retain_graph=True)
-    for module in (heads, prefix_distillation):
+    for module in (chunks, prefix_distillation):
         monkeypatch.setattr(module, "CHUNK_BYTES", 1)
     chunked = objective(outputs, batch).value
     assert torch.allclose(whole, chunked)
