@@ -1,19 +1,24 @@
 """The comparison of draft methods: `python -m studies.comparison [overrides]`; the keys are those of comparison.yaml.
 
 It trains and measures what is missing, one job after the other, and writes tables and figures. Killed at any moment, it
-goes on with the same command. `plan=true` prints the jobs; `hours=1.5` ends after the job with which they have passed.
+goes on with the same command. A job that fails is left out until the next start, and the exit status is then 1.
+`plan=true` prints the jobs; `hours=1.5` ends when no missing job is estimated to fit in what is left of them.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
+from contextlib import ExitStack
+from math import inf
 from time import monotonic
 
-from ctcdraft.errors import run_cli
+from ctcdraft.errors import InputError, run_cli
 from studies.comparison import costs, measure
 from studies.comparison.config import Comparison, load_config
-from studies.comparison.jobs import Evaluation, Training, all_jobs, estimate_training
+from studies.comparison.jobs import Evaluation, Training, all_jobs
 from studies.comparison.page import publish, write_page
-from studies.comparison.store import ResultStore, seconds_of
+from studies.comparison.store import ResultStore
 from studies.comparison.tables import collect_raw
 
 
@@ -25,32 +30,54 @@ def main(overrides: list[str]) -> None:
     if config.plan:
         return print(describe_plan(config, store))
     refuse_changed(config, store)
-    began = monotonic()
-    while (name := run_next(config, store)) is not None:
-        print(f"finished {name}", flush=True)
-        if config.hours is not None and monotonic() - began >= 3600 * config.hours:
-            return print(f"{config.hours:g} hours have passed; the same command goes on")
-    costs.count_missing(config, store)
-    collect_raw(config, store)
-    (publish if config.publish else write_page)(store)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and the running job with it
+    began, failed = monotonic(), set[str]()
+    while (name := run_next(config, store, failed, seconds_left(config, began))) is not None:
+        print(f"{'failed' if name in failed else 'finished'} {name}", flush=True)
+        if not seconds_left(config, began):
+            print(f"{config.hours:g} hours have passed; the same command goes on")
+            break
+    else:
+        costs.count_missing(config, store)
+        collect_raw(config, store)
+        (publish if config.publish else write_page)(store)
+    if failed:
+        raise InputError(f"{len(failed)} jobs failed: {', '.join(sorted(failed))}; the same command tries them again")
 
 
-def run_next(config: Comparison, store: ResultStore) -> str | None:
-    """Run the first missing job that can run and that no other process runs; None where there is none."""
-    rows = store.rows()
+def seconds_left(config: Comparison, began: float) -> float:
+    return inf if config.hours is None else max(0.0, 3600 * config.hours - (monotonic() - began))
+
+
+def run_next(config: Comparison, store: ResultStore, failed: set[str], left: float = inf) -> str | None:
+    """Run the first missing job that can run and that no other process runs; None where there is none.
+
+    One that fails is added to `failed`, whose jobs are not run. Jobs estimated to take longer than `left` seconds are
+    not begun, and a timed loop only where no other process runs a job: these then wait until it ends.
+    """
+    rows, entries = store.rows(), store.jobs()
     jobs = all_jobs(config, rows)
-    trained = {job.name for job in jobs if isinstance(job, Training) and measure.is_trained(store, job, rows)}
+    done = {job.name for job in jobs if measure.is_done(store, job, rows)}
     for job in jobs:
-        if is_done(store, job, trained) or not job.settled or not needs_of(job) <= trained:
+        if job.name in done | failed or not job.settled or not needs_of(job) <= done:
             continue
-        with store.lock(job.name) as held:
+        if (measure.estimate(config, job, rows, entries)[0] or 0.0) > left:
+            continue
+        timed = isinstance(job, Evaluation) and job.kind == "loop"
+        with ExitStack() as locks:
+            held = locks.enter_context(store.lock("machine", wait=not timed, shared=not timed))
+            held = held and locks.enter_context(store.lock(job.name))
             # Another process may have finished it since the rows were read.
-            if not held or (isinstance(job, Training) and measure.is_trained(store, job, store.rows())):
+            if not held or measure.is_done(store, job, store.rows()):
                 continue
-            if isinstance(job, Training):
-                measure.train(config, store, job)
-            else:
-                measure.measure(config, store, job)
+            try:
+                if isinstance(job, Training):
+                    measure.train(config, store, job)
+                else:
+                    measure.measure(config, store, job)
+            except InputError as error:
+                print(f"{job.name}: {error}", flush=True)
+                failed.add(job.name)
             return job.name
     return None
 
@@ -61,10 +88,6 @@ def refuse_changed(config: Comparison, store: ResultStore) -> None:
     for job in all_jobs(config, store.rows()):
         if job.settled and job.name in entries:
             store.refuse_changed(job.name, entries[job.name]["overrides"], measure.overrides_of(config, store, job))
-
-
-def is_done(store: ResultStore, job: Training | Evaluation, trained: set[str]) -> bool:
-    return job.name in trained if isinstance(job, Training) else measure.is_measured(store, job)
 
 
 def needs_of(job: Training | Evaluation) -> set[str]:
@@ -80,26 +103,25 @@ def describe_plan(config: Comparison, store: ResultStore) -> str:
     """
     rows, entries = store.rows(), store.jobs()
     jobs = all_jobs(config, rows)
-    trained = {job.name for job in jobs if isinstance(job, Training) and measure.is_trained(store, job, rows)}
+    done = {job.name for job in jobs if measure.is_done(store, job, rows)}
     lines, left, unknown = [], 0.0, 0
     for job in jobs:
-        if is_done(store, job, trained):
+        if job.name in done:
             lines.append(f"done      {job.name}")
             continue
+        seconds, own = measure.estimate(config, job, rows, entries)
+        mark = "" if own else "~"
         if isinstance(job, Training):
-            seconds, own = estimate_training(config, job, rows)
-            mark = "" if own else "~"
             what = f"{job.name}, {job.steps} steps at {job.rate:g}"
         else:
-            seconds = measure.estimate_evaluation(job, seconds_of(entries, f"{job.benchmark}-{job.kind}"))
-            mark, what = "", f"{job.name}, {len(job.heads) + len(job.untrained)} contestants"
+            what = f"{job.name}, {len(job.heads) + len(job.untrained)} contestants"
         left, unknown = left + (seconds or 0.0), unknown + (seconds is None)
         hours = "?" if seconds is None else f"{mark}{seconds / 3600:.2f} h"
         long = f" (longer than {config.minutes:g} minutes)" if (seconds or 0.0) > 60 * config.minutes else ""
         lines.append(f"{hours:>8}  {what}{'' if job.settled else ' (provisional)'}{long}")
-    missing = sum(not is_done(store, job, trained) for job in jobs)
     tail = f", and {unknown} jobs without an estimate" if unknown else ""
-    return "\n".join([*lines, f"{missing} of {len(jobs)} jobs are missing: {left / 3600:.1f} processor hours{tail}"])
+    lines.append(f"{len(jobs) - len(done)} of {len(jobs)} jobs are missing: {left / 3600:.1f} processor hours{tail}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ Overrides = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Base:
-    """Overrides that name a base model, and those of its corpus."""
+    """Overrides that name a base model, those of its corpus, and drafters without training that fit it alone."""
 
     base: Overrides
     corpus: Overrides
+    untrained: Overrides = ()
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Ladder:
     """The learning rates are tried at a share of budget 1x; the chosen heads are trained at every budget and seed."""
 
     trial: float
+    extensions: int
     budgets: tuple[int, ...]
     best: int
     always: tuple[str, ...]
@@ -114,6 +116,7 @@ class Comparison:
     measure: Measure
     counted: Counted
     claims: tuple[tuple[str, str], ...]
+    claim_seeds: tuple[int, ...]
 
     @property
     def first_base(self) -> str:

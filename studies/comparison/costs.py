@@ -24,6 +24,7 @@ from benchmarks.simulated.tensor import OBSERVERS
 from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
 from ctcdraft.config.contestants import ContestantConfig, build_contestant, load_base, resolve_contestants
+from ctcdraft.errors import InputError, first_line
 from ctcdraft.fused import OPERATIONS
 from ctcdraft.io import write_text
 from ctcdraft.models.meta import build_meta_base
@@ -77,7 +78,11 @@ def count_missing(config: Comparison, store: ResultStore) -> None:
     for job in jobs:
         if job.method not in stored and job.name in rows and store.head_folder(job.name).is_dir():
             print(f"counting {job.head}", flush=True)
-            stored[job.method] = count_head(config, store, job)
+            try:
+                stored[job.method] = count_head(config, store, job)
+            except (RuntimeError, NotImplementedError, InputError) as error:  # an operation that the device lacks
+                print(f"{job.head} has no counted cost: {first_line(error)}", flush=True)
+                continue
             write_text(store.out / "costs.json", json.dumps(stored, indent=1) + "\n")
 
 

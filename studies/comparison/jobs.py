@@ -12,6 +12,7 @@ from typing import Any
 
 from studies.comparison.config import FACTORS, Cell, Comparison, Overrides
 
+DIVERGED_TAU = 0.0  # of a training whose gradients were no longer finite; every head that exists has 1 or more
 TRIAL, CROSSED, CROSSED_TRIAL, PACE = "rate", "crossed", "crossed_rate", "pace"
 Row = dict[str, Any]
 Rows = Mapping[str, Row]  # finished trainings by the name of their job
@@ -68,7 +69,20 @@ class Evaluation:
 def all_jobs(config: Comparison, rows: Rows) -> list[Training | Evaluation]:
     trainings = list(ladder_trainings(config, rows))
     cells = list(crossed_trainings(config, rows)) if config.crossed is not None else []
-    return [*trainings, *cells, *evaluations(config, [*trainings, *cells], rows)]
+    jobs: list[Training | Evaluation] = [*trainings, *cells, *evaluations(config, [*trainings, *cells], rows)]
+    return sorted(jobs, key=lambda job: turn(config, job))
+
+
+def turn(config: Comparison, job: Training | Evaluation) -> int:
+    """Return a number by which jobs are sorted: a study that is stopped early has all heads and cells, at one seed."""
+    first = job.base == config.first_base
+    if isinstance(job, Evaluation):  # loops last: they run alone
+        of_once = first and f"{job.group}.".startswith(f"1x.s{config.seeds[0]}.")
+        return 8 if job.kind == "loop" else 2 if of_once else 7
+    if not first:
+        return 5
+    turns = {TRIAL: 0, "1x": 1, PACE: 3, CROSSED_TRIAL: 3, CROSSED: 3}
+    return turns.get(job.role, 6) if job.seed == config.seeds[0] else 4
 
 
 def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
@@ -77,26 +91,36 @@ def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
     once: dict[str, Training] = {}
     trials: dict[str, list[Training]] = {}
     for name, own in config.entrants.items():
-        steps = config.trial_steps
-        trials[name] = [Training(first, TRIAL, name, seed, steps, rate, own) for rate in config.learning_rates]
+        trial = Training(first, TRIAL, name, seed, config.trial_steps, config.learning_rates[0], own)
+        trials[name], rate, settled = try_rates(config, trial, rows)
         yield from trials[name]
-        rate, settled = best_rate(trials[name], rows)
         once[name] = Training(first, "1x", name, seed, config.steps, rate, own, settled)
     yield from once.values()
     names, settled = chosen_heads(config, once, trials, rows)
     chosen = [replace(once[name], settled=settled and once[name].settled) for name in names]
     yield from (replace(job, seed=each) for each in others for job in chosen)
+    claimed = {name for claim in config.claims for name in claim}
+    yield from (replace(job, seed=each) for each in config.claim_seeds for job in chosen if job.method in claimed)
     for base in [*config.bases][1:]:
         yield from (replace(job, base=base) for job in chosen)
     for budget in config.ladder.budgets:
         yield from (replace(job, role=f"{budget}x", steps=budget * config.steps) for job in chosen)
 
 
-def best_rate(trials: Sequence[Training], rows: Rows) -> tuple[float, bool]:
-    """Return the rate with the best validation tau, of a tie the first, and whether all have been tried."""
-    tried = {job.rate: rows[job.name]["tau"] for job in trials if job.name in rows}
-    best = max(tried, key=lambda rate: tried[rate]) if tried else trials[0].rate
-    return best, len(tried) == len(trials)
+def try_rates(config: Comparison, trial: Training, rows: Rows) -> tuple[list[Training], float, bool]:
+    """Return trials of all learning rates, the one with the best validation tau, and whether all have been tried.
+
+    Of a tie the first is best. One at an edge is followed by half or twice of it, `ladder.extensions` times.
+    """
+    rates, most = [*config.learning_rates], len(config.learning_rates) + config.ladder.extensions
+    while True:
+        trials = [replace(trial, rate=rate) for rate in rates]
+        tried = {job.rate: rows[job.name]["tau"] for job in trials if job.name in rows}
+        best = max(tried, key=lambda rate: tried[rate]) if tried else rates[0]
+        settled, beyond = len(tried) == len(rates), {min(rates): best / 2, max(rates): best * 2}
+        if not settled or best not in beyond or len(rates) == most:
+            return trials, best, settled
+        rates.append(beyond[best])
 
 
 def chosen_heads(
@@ -120,19 +144,19 @@ def chosen_heads(
 def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
     """Yield a timed training of each cell, trials of each loss, all cells, then further seeds of those that decide."""
     assert config.crossed is not None
-    table, rates = config.crossed, config.learning_rates
+    table, rate = config.crossed, config.learning_rates[0]
     paces, jobs = {}, {}
     for cell in table.cells:
-        paces[cell.name] = cell_training(config, PACE, cell, table.pace, rates[0])
+        paces[cell.name] = cell_training(config, PACE, cell, table.pace, rate)
     yield from paces.values()
     tuned: dict[str, tuple[float, bool]] = {}
     for loss in dict.fromkeys(cell.levels["objective"] for cell in table.cells):
         cell = table.tuning_cell(loss)
         steps, settled = cell_steps(config, rows, paces[cell.name])
-        trial = cell_training(config, CROSSED_TRIAL, cell, max(1, round(steps * config.ladder.trial)), rates[0])
-        trials = [replace(trial, rate=rate, settled=settled) for rate in rates]
+        trial = cell_training(config, CROSSED_TRIAL, cell, max(1, round(steps * config.ladder.trial)), rate)
+        trials, best, tried = try_rates(config, replace(trial, settled=settled), rows)
         yield from trials
-        tuned[loss] = best_rate(trials, rows)
+        tuned[loss] = best, tried
     for cell in table.cells:
         steps, paced = cell_steps(config, rows, paces[cell.name])
         rate, tried = tuned[cell.levels["objective"]]
@@ -173,7 +197,7 @@ def evaluations(config: Comparison, trainings: Iterable[Training], rows: Rows) -
     """Yield replays of all compared heads, and timed loops of those at budget 1x, in groups of one role and seed."""
     groups: dict[tuple[str, str], list[Training]] = {}
     for job in trainings:
-        if job.is_compared:
+        if job.is_compared and not (job.name in rows and has_diverged(rows[job.name])):
             groups.setdefault((job.base, f"{job.role}.s{job.seed}"), []).append(job)
     for (base, group), jobs in groups.items():
         first = jobs[0].role == "1x" and jobs[0].seed == config.seeds[0]
@@ -185,14 +209,17 @@ def evaluations(config: Comparison, trainings: Iterable[Training], rows: Rows) -
 def grouped(
     config: Comparison, kind: str, base: str, group: str, jobs: Sequence[Training], with_untrained: bool
 ) -> Iterator[Evaluation]:
-    measure, most = config.measure, config.measure.heads
+    measure = config.measure
     nodes = ",".join(map(str, measure.nodes))
     how = measure.loop or () if kind == "loop" else ("measure=replay", f"measure.nodes=[{nodes}]")
     how += () if kind == "loop" else (f"measure.checked={measure.checked}",)
     how += measure.crossed if jobs[0].role == CROSSED else ()
     heads = [f"{job.head}@{tree}" for job in jobs for _, tree in job.trees] or [job.head for job in jobs]
+    # Speed-ups are compared within one evaluation alone, so that one times all heads.
+    most = len(heads) if kind == "loop" else measure.heads
+    untrained = (*measure.untrained, *config.bases[base].untrained)
     # transformers' own generation does not run in our decoding loop, so it cannot be replayed.
-    others = [one for one in measure.untrained if kind == "loop" or "transformers_" not in one] * with_untrained
+    others = [one for one in untrained if kind == "loop" or "transformers_" not in one] * with_untrained
     settled = all(job.settled for job in jobs)
     for benchmark, own in measure.benchmarks.items():
         for start in range(0, len(heads), most):
@@ -209,6 +236,7 @@ def estimate_training(config: Comparison, job: Training, rows: Rows) -> tuple[fl
     Of the same method and base the training with most steps counts. A cell takes its minutes; of other methods the mean
     seconds per step are taken, and None where nothing is finished.
     """
+    rows = {name: row for name, row in rows.items() if not has_diverged(row)}
     same = [row for row in rows.values() if row["method"] == job.method and row["base"] == job.base]
     if same:
         longest = max(same, key=lambda row: row["steps"])
@@ -219,19 +247,23 @@ def estimate_training(config: Comparison, job: Training, rows: Rows) -> tuple[fl
     return (job.steps * sum(each.values()) / len(each) if each else None), False
 
 
+def has_diverged(row: Row) -> bool:
+    return row["tau"] == DIVERGED_TAU
+
+
 def levels_of(row: Row) -> dict[str, str]:
     return {factor: row[factor] for factor in FACTORS if row.get(factor)}
 
 
 def converged_at(once: int, share: float, rows: Collection[Row]) -> str:
-    """Return the first budget of a head from which doubling adds less than the share of tau, else `not converged`.
+    """Return the first budget of a head from which no doubling adds the share of tau, else `not converged`.
 
-    1x 2.00, 2x 2.30, 4x 2.32   ->   2x        1x 2.00, 2x 2.30, 4x 2.60   ->   not converged        1x 2.00   ->   -
+    1x 2.00, 2x 2.30, 4x 2.32   ->   2x        1x 2.00, 2x 2.03, 4x 2.60   ->   not converged        1x 2.00   ->   -
 
     Args:
         once: steps of budget 1x.
     """
-    taus = {row["steps"]: row["tau"] for row in sorted(rows, key=lambda row: row["steps"])}
+    taus = {row["steps"]: row["tau"] for row in sorted(rows, key=lambda row: row["steps"]) if not has_diverged(row)}
     doubled = [(steps, taus[2 * steps] / tau - 1) for steps, tau in taus.items() if 2 * steps in taus]
-    below = [steps for steps, gain in doubled if gain < share]
+    below = [steps for steps, _ in doubled if all(gain < share for later, gain in doubled if later >= steps)]
     return f"{below[0] // once}x" if below else "not converged" if doubled else "-"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from ctcdraft.config.cli import REPOSITORY
@@ -18,15 +19,16 @@ from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.evaluation import records_at_size
 from ctcdraft.io import write_text
 from ctcdraft.training.run_directory import RunDirectory
-from ctcdraft.training.sweep import Job, read_run
+from ctcdraft.training.sweep import Job, read_metrics, read_run
 from studies.comparison.config import Comparison
-from studies.comparison.jobs import Evaluation, Row, Training
+from studies.comparison.jobs import DIVERGED_TAU, Evaluation, Row, Rows, Training, estimate_training, has_diverged
 from studies.comparison.store import ResultStore, run_script
 
 # Tokens, steps and seconds of every row by question: what intervals need, in a hundredth of the size of the responses
 # and without their text, which may not be published with other people's prompts.
 COUNTS_FILE = "counts.json"
 ALL_QUESTIONS = 10**9
+DIVERGED = "trainer.max_nonfinite_steps="  # in the sentence with which train.py ends a training that diverged
 
 
 def overrides_of(config: Comparison, store: ResultStore, job: Training | Evaluation) -> list[str]:
@@ -42,9 +44,14 @@ def overrides_of(config: Comparison, store: ResultStore, job: Training | Evaluat
     ]  # fmt: skip
 
 
-def is_trained(store: ResultStore, job: Training, rows: dict[str, Row]) -> bool:
-    """Return whether a training is finished; heads that are compared must also still be there."""
-    return job.name in rows and (not job.is_compared or RunDirectory(store.head_folder(job.name)).head.is_file())
+def is_done(store: ResultStore, job: Training | Evaluation, rows: Rows) -> bool:
+    """Return whether a job is finished; heads that are compared must also still be there."""
+    if isinstance(job, Evaluation):
+        folder = store.evaluation_folder(job.name)
+        return (folder / "report.json").is_file() and (folder / COUNTS_FILE).is_file()
+    if job.name not in rows or not job.is_compared or has_diverged(rows[job.name]):
+        return job.name in rows
+    return RunDirectory(store.head_folder(job.name)).head.is_file()
 
 
 def train(config: Comparison, store: ResultStore, job: Training) -> None:
@@ -54,7 +61,14 @@ def train(config: Comparison, store: ResultStore, job: Training) -> None:
     found = read_run(folder)
     if not isinstance(found, Job) or found.status != "complete" or not RunDirectory(folder).head.is_file():
         resumed = [f"resume={folder}"] if RunDirectory(folder).resume_files else [*overrides, "overwrite=true"]
-        run_script("train.py", resumed, store.log_file(job.name))
+        try:
+            run_script("train.py", resumed, store.log_file(job.name))
+        except InputError as error:
+            if DIVERGED not in str(error):
+                raise
+            # A row, because the other learning rates and heads are compared only once all of them are finished.
+            store.note(job.name, diverged=str(error))
+            return store.append_row(diverged_row(job, folder))
         found = read_run(folder)
     if not isinstance(found, Job):
         raise InputError(f"{folder} has no validation by decoding; trainer.probe_prompts must be >= 1")
@@ -62,13 +76,21 @@ def train(config: Comparison, store: ResultStore, job: Training) -> None:
         store.append_row(training_row(store, job, found))
 
 
+def diverged_row(job: Training, folder: Path) -> Row:
+    seconds = sum(line.get("processor_seconds", 0.0) for line in read_metrics(folder))
+    return {**plain_values(job), "seconds": seconds, "tau": DIVERGED_TAU}
+
+
 def training_row(store: ResultStore, job: Training, found: Job) -> Row:
-    values = {key: getattr(job, key) for key in ("base", "role", "method", "seed", "steps")}
     return {
-        "job": job.name, **values, "learning_rate": job.rate, "frames": found.values.get("drafter.frames"),
+        **plain_values(job), "frames": found.values.get("drafter.frames"), "loss": found.loss, "tau": found.tau,
         "parameters": count_parameters(store, job), "seconds": found.seconds_by_clock.get("processor"),
-        "tau": found.tau, "loss": found.loss, **job.levels, "commit": commit(),
     }  # fmt: skip
+
+
+def plain_values(job: Training) -> Row:
+    values = {key: getattr(job, key) for key in ("base", "role", "method", "seed", "steps")}
+    return {"job": job.name, **values, "learning_rate": job.rate, **job.levels, "commit": commit()}
 
 
 def count_parameters(store: ResultStore, job: Training) -> int:
@@ -84,11 +106,6 @@ def commit() -> str:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
-def is_measured(store: ResultStore, job: Evaluation) -> bool:
-    folder = store.evaluation_folder(job.name)
-    return (folder / "report.json").is_file() and (folder / COUNTS_FILE).is_file()
-
-
 def contestants(store: ResultStore, job: Evaluation) -> list[str]:
     return [*(str(store.head_folder(f"{job.base}/{head}")) for head in job.heads), *job.untrained]
 
@@ -99,8 +116,8 @@ def measure(config: Comparison, store: ResultStore, job: Evaluation) -> None:
     overrides = overrides_of(config, store, job)
     store.note(job.name, overrides=overrides)
     if not (folder / "report.json").is_file():
-        spent = run_script("evaluate.py", overrides, store.log_file(job.name))
-        store.note(job.name, kind=f"{job.benchmark}-{job.kind}", contestants=len(heads), seconds=spent.wall)
+        seconds = run_script("evaluate.py", overrides, store.log_file(job.name))
+        store.note(job.name, kind=f"{job.benchmark}-{job.kind}", contestants=len(heads), seconds=seconds)
     rows = json.loads((folder / "report.json").read_text())["rows"]
     counts: dict[str, dict[int, Any]] = {}
     records = OutputDir(folder, Shard(1, 1)).records(ALL_QUESTIONS)
@@ -126,7 +143,13 @@ def passed_check(row: Row) -> bool:
     return bool(lossless["prompts"]) and lossless["equal"] is not None and not lossless["owed"]["wrong"]
 
 
-def estimate_evaluation(job: Evaluation, spent: Sequence[tuple[int, float]]) -> float | None:
-    """Return the seconds of an evaluation from those of its kind and benchmark: mean seconds per contestant."""
+def estimate(
+    config: Comparison, job: Training | Evaluation, rows: Rows, entries: Mapping[str, Row]
+) -> tuple[float | None, bool]:
+    """Return estimated seconds of a job, None without one like it, and whether they follow from its own method."""
+    if isinstance(job, Training):
+        return estimate_training(config, job, rows)
+    alike = [entry for entry in entries.values() if entry.get("kind") == f"{job.benchmark}-{job.kind}"]
+    measured = sum(entry["contestants"] for entry in alike)
     count = len(job.heads) + len(job.untrained)
-    return count * sum(seconds for _, seconds in spent) / sum(heads for heads, _ in spent) if spent else None
+    return count * sum(entry["seconds"] for entry in alike) / measured if measured else None, True

@@ -61,7 +61,8 @@ def publish(store: ResultStore) -> None:
     if not any(file.name == "report.json" for file in files):
         raise InputError(f"{store.out} holds no evaluation; run the comparison before publish=true")
     for old in (*store.results.glob("*.csv"), *store.results.glob("*.svg")):
-        old.unlink()
+        if old.name != TRAININGS:  # the rows of all trainings, which a kill in between would lose
+            old.unlink()
     for file in (*folder.glob("*.csv"), *folder.glob("*.svg")):
         shutil.copyfile(file, store.results / file.name)
     (store.results / "raw.tar.gz").write_bytes(archive(store.out, files))

@@ -11,15 +11,16 @@ on one comparison: each holds a lock of the job it runs.
 from __future__ import annotations
 
 import csv
+import ctypes
 import fcntl
 import json
-import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -33,6 +34,8 @@ from studies.comparison.jobs import Row
 
 NUMBERS = {"seed": int, "steps": int, "frames": int, "parameters": int, "learning_rate": float, "seconds": float}
 NUMBERS |= {"tau": float, "loss": float}
+# Keys on which no result depends.
+INERT = ("run=", "out=", "hidden_states.path=", "trainer.checkpoint_", "trainer.save_total_limit=")
 COLUMNS = (
     *("job", "base", "role", "method", "seed", "learning_rate", "steps", "frames", "parameters", "seconds", "tau"),
     *("loss", *FACTORS, "commit"),
@@ -85,8 +88,13 @@ class ResultStore:
             write_text(self.out / "jobs.json", json.dumps(jobs, indent=1) + "\n")
 
     def refuse_changed(self, name: str, before: Sequence[str], overrides: Sequence[str]) -> None:
-        """Raise InputError if a job was begun with other overrides."""
-        if [*before] != [*overrides]:
+        """Raise InputError if a job was begun with overrides that make it another job."""
+        before, overrides = (
+            # Of a contestant the name of the head counts, not the folder in which it is.
+            [re.sub(r"[^\[,]*/heads/", "", each) for each in one if not each.startswith(INERT)]
+            for one in (before, overrides)
+        )
+        if before != overrides:
             old, new = (
                 " ".join(each for each in one if each not in other) or "fewer overrides"
                 for one, other in ((before, overrides), (overrides, before))
@@ -97,13 +105,13 @@ class ResultStore:
             )
 
     @contextmanager
-    def lock(self, name: str, wait: bool = False) -> Iterator[bool]:
-        """Hold the lock of a name; yield False, without `wait`, where another process holds it."""
+    def lock(self, name: str, wait: bool = False, shared: bool = False) -> Iterator[bool]:
+        """Hold the lock of a name, alone or with others that share it; without `wait` yield False where that fails."""
         file = self.out / "locks" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("w") as stream:  # the system releases it when a process is killed
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 yield False
                 return
@@ -131,37 +139,32 @@ def csv_cell(value: Any) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class RunTime:
-    """Seconds of a command."""
-
-    processor: float  # of all threads; it hardly grows on a machine that others use as well
-    wall: float
-
-
-def run_script(script: str, overrides: Sequence[str], log: Path | None = None) -> RunTime:
-    """Run `python SCRIPT OVERRIDES`, with its output in `log` or on the terminal. Raises InputError if it fails."""
+def run_script(script: str, overrides: Sequence[str], log: Path) -> float:
+    """Run `python SCRIPT OVERRIDES`, with its output in `log`; return its seconds. Raises InputError if it fails."""
     print(shlex.join(["python", script, *overrides]), flush=True)
-    command = [sys.executable, str(REPOSITORY / script), *overrides]
-    before, began = os.times(), perf_counter()
-    if log is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") if log is not None else nullcontext() as stream:
-        errors = subprocess.STDOUT if stream is not None else None
-        status = subprocess.run(command, stdout=stream, stderr=errors).returncode
-    after = os.times()
+    command, began = [sys.executable, str(REPOSITORY / script), *overrides], perf_counter()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as stream:
+        # In a session of its own, so that one signal reaches it: a training saves its state, and ends at a second one.
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=end_with_parent
+        )
+        try:
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
     if status:
         # Its last line alone: the log may hold hours of progress.
-        output = log.read_text(errors="replace").splitlines() if log is not None else []
+        output = log.read_text(errors="replace").splitlines()
         last = "".join(f": {line.strip()}" for line in [line for line in output if line.strip()][-1:])
-        where = f" (see {log})" if log is not None else ""
         kept = "finished results are kept, so fix it and run again"
-        raise InputError(f"{script} ended with status {status}{last}{where}; {kept}")
-    processor = after.children_user - before.children_user + after.children_system - before.children_system
-    return RunTime(processor, perf_counter() - began)
+        raise InputError(f"{script} ended with status {status}{last} (see {log}); {kept}")
+    return perf_counter() - began
 
 
-def seconds_of(jobs: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[int, float]]:
-    """Return (contestants, seconds) of the finished evaluations of a kind."""
-    each = [(entry["contestants"], entry["seconds"]) for entry in jobs.values() if entry.get("kind") == kind]
-    return [(heads, seconds) for heads, seconds in each if heads]
+def end_with_parent() -> None:
+    """Ask Linux for a SIGTERM when the parent process ends, even by SIGKILL; a training then saves its state."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG

@@ -36,7 +36,7 @@ def collect_raw(config: Comparison, store: ResultStore) -> None:
             trees.setdefault(tree, {})[cell.levels["objective"]] = option
     rules = {
         "steps": config.steps, "converged": config.ladder.converged, "claims": config.claims, "trees": trees,
-        "counted": {"nodes": config.counted.nodes, "plan": plan}, "learning_rates": config.learning_rates,
+        "counted": {"nodes": config.counted.nodes, "plan": plan},
     }  # fmt: skip
     write_text(store.out / RULES, json.dumps(rules, indent=1) + "\n")
     if store.trainings.is_file():
@@ -99,7 +99,7 @@ def trained_columns(rules: Mapping[str, Any], rows: Sequence[Row], head: Row | N
     converged = "-"
     if head["role"] != CROSSED:
         converged = converged_at(rules["steps"], rules["converged"], budgets)
-    rates = rules["learning_rates"]
+    rates = [row["learning_rate"] for row in tried]
     at_edge = len(rates) > 1 and head["learning_rate"] in (min(rates), max(rates))
     return {
         **{key: head.get(key) for key in keys}, "trials": len(tried), "rate_at_edge": at_edge,

@@ -22,8 +22,9 @@ from studies.comparison.store import ResultStore
 NAMES = ("ctc", "ctc_ce", "medusa", "hydra", "eagle")
 ENTRANTS = "+entrants={" + ",".join(f"{name}:['drafter={name}']" for name in NAMES) + "}"
 SMALL = (
-    "~entrants", ENTRANTS, "learning_rates=[0.002,0.004]", "steps=100", "seeds=[0,1]", "claims=[[ctc,ctc_ce]]",
-    "ladder={trial:0.25,budgets:[2,4],best:2,always:[ctc,ctc_ce],converged:0.02}",
+    "~entrants", ENTRANTS, "learning_rates=[0.002,0.004]", "steps=100", "seeds=[0,1]", "claim_seeds=[]",
+    "claims=[[ctc,ctc_ce]]",
+    "ladder={trial:0.25,extensions:0,budgets:[2,4],best:2,always:[ctc,ctc_ce],converged:0.02}",
 )  # fmt: skip
 
 
@@ -121,9 +122,9 @@ def test_evaluations_are_small_groups_of_one_role_with_the_trees_of_a_loss():
         ("medusa.1x.s0", "hydra.1x.s0"),
         ("eagle.1x.s0",),
     ]
-    assert [job.untrained for job in once] == [("prompt_lookup",), (), ()]
+    assert [job.untrained for job in once] == [("prompt_lookup", "suffix"), (), ()]
     timed = [job for job in jobs if job.kind == "loop"]
-    assert {job.group.rpartition(".")[0] for job in timed} == {"1x.s0"}
+    assert [(job.group, len(job.heads)) for job in timed] == [("1x.s0", len(NAMES))], "speed-ups need one baseline"
     assert all("decoding.nodes=adaptive" in job.overrides for job in timed)
     cells = {head for job in jobs if job.group.startswith("crossed") for head in job.heads}
     of_cell = [head.partition("@")[2] for head in cells if head.startswith("one_block-cross_entropy-gru.crossed.s0")]
@@ -137,7 +138,9 @@ def test_converged_where_doubling_adds_less_than_the_share():
         return [{"steps": 100 * 2**number, "tau": tau} for number, tau in enumerate(taus)]
 
     assert converged_at(100, 0.02, rows(2.0, 2.3, 2.32)) == "2x"
-    assert converged_at(100, 0.02, rows(2.0, 2.03, 2.32)) == "1x"
+    assert converged_at(100, 0.02, rows(2.0, 2.03, 2.32)) == "not converged"
+    assert converged_at(100, 0.02, rows(2.0, 2.03, 2.05)) == "1x"
+    assert converged_at(100, 0.02, rows(2.0, 0.0)) == "-", "the second one diverged"
     assert converged_at(100, 0.02, rows(2.0, 2.3, 2.6)) == "not converged"
     assert converged_at(100, 0.02, rows(2.0)) == "-"
 

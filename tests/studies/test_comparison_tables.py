@@ -58,9 +58,9 @@ def test_predicted_costs_are_the_slower_of_bytes_and_operations():
         predicted_costs(cost, 16, HardwareSpec.of({}))
 
 
-def training(head, method, role, seed=0, steps=100, tau=2.0, levels=None):
+def training(head, method, role, seed=0, steps=100, tau=2.0, levels=None, rate=0.004):
     factors = dict.fromkeys(("body", "objective", "correction")) | (levels or {})
-    values = {"learning_rate": 0.004, "frames": 6, "parameters": 1000, "seconds": 36.0 * steps, "loss": 1.0}
+    values = {"learning_rate": rate, "frames": 6, "parameters": 1000, "seconds": 36.0 * steps, "loss": 1.0}
     return {"job": f"tiny/{head}", "base": "tiny", "role": role, "method": method, "seed": seed, "steps": steps,
             "tau": tau, **values, **factors, "commit": "abc1234"}  # fmt: skip
 
@@ -90,7 +90,7 @@ def report(store, name, taus, wrong=(), timed=False):
 def store(tmp_path):
     """Two heads with budgets and seeds, and a crossed table of two bodies and two losses."""
     store = ResultStore(tmp_path / "out", tmp_path / "published")
-    rows = [training("ctc.rate-0.004.s0", "ctc", "rate", steps=25)]
+    rows = [training(f"ctc.rate-{rate}.s0", "ctc", "rate", steps=25, rate=rate) for rate in (0.002, 0.004)]
     for method, taus in {"ctc": (2.0, 2.02), "medusa": (1.5, 1.8)}.items():
         rows += [training(f"{method}.1x.s{seed}", method, "1x", seed, tau=taus[0]) for seed in (0, 1)]
         rows.append(training(f"{method}.2x.s0", method, "2x", steps=200, tau=taus[1]))
@@ -105,7 +105,7 @@ def store(tmp_path):
     trees = {"chain": {"ce": "per_frame_chain", "ctc": "collapse_chain"}, "prefix": {"ctc": "prefix_search"}}
     rules = {
         "steps": 100, "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": trees,
-        "learning_rates": [0.002, 0.004], "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}},
+        "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}},
     }  # fmt: skip
     (store.out / "comparison.json").write_text(json.dumps(rules))
     cost = {"launches": 9, "synchronisations": 1, "bytes": 20, "operations": 1, "base_bytes": 100, "base_operations": 5}
@@ -124,7 +124,7 @@ def test_heads_and_claims(store, tmp_path):
     heads = pd.read_csv(tmp_path / "tables" / "heads.csv")
     assert "broken.1x.s0" not in set(heads.method), "it failed the losslessness check"
     ctc = heads[(heads.method == "ctc") & (heads.measure == "replay") & (heads.seed == 0)].iloc[0]
-    assert (ctc.tau, ctc.trials, ctc.hours, ctc.converged, ctc.rate_at_edge) == (2.4, 1, 1.0, "1x", True)
+    assert (ctc.tau, ctc.trials, ctc.hours, ctc.converged, ctc.rate_at_edge) == (2.4, 2, 1.0, "1x", True)
     assert ctc.predicted == pytest.approx(2.4 / 1.2)
     assert set(heads[heads.method == "medusa"].converged) == {"not converged"}
     assert set(heads[heads.role == "crossed"].tree) == {"chain"}
