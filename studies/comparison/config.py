@@ -63,6 +63,7 @@ class Crossed:
     pace: int
     cells: tuple[Cell, ...]
     tuned_on: Mapping[str, str]
+    unlike: Sequence[str]
     best_of_each: str
     others: int
 

@@ -21,6 +21,7 @@ from studies.comparison.jobs import CROSSED, Row, levels_of
 
 # Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+BEST, BOTH = "best", "both"  # in the column of trees: of each cell its own, and the two that are compared
 SEEDS, QUESTIONS = "t over seeds", "bootstrap over questions"
 Place = tuple[str, str, str, int]  # base, replay or loop, benchmark, nodes
 Heads = Mapping[str, dict[int, Row]]  # trainings of a method by seed
@@ -107,29 +108,50 @@ def names_of(head: Mapping[int, Row], tree: str | None = None) -> list[str]:
 
 
 def crossed_claims(rules: Mapping[str, Any], heads: Heads, at: Measured) -> Iterator[Row]:
-    """Yield effects of factors over all matched pairs of cells, then single pairs that have several seeds."""
+    """Yield effects of factors over all matched pairs of cells, then single pairs that have several seeds.
+
+    In each tree, and with every cell in the tree that is best for it; then of the trees over the cells that have both.
+    """
     cells = {name: levels_of(next(iter(head.values()))) for name, head in heads.items()}
+    by_tree: dict[str, dict[str, list[str]]] = {tree: {} for tree in rules["trees"]}
     for tree, options in rules["trees"].items():
-        names = {
-            cell: [one for one in names_of(heads[cell], options.get(levels["objective"])) if one in at.sums]
-            for cell, levels in cells.items()
-            if levels["objective"] in options
-        }
-        names = {cell: each for cell, each in names.items() if each}
-        yield from factor_effects(cells, names, at, tree)
+        for cell, levels in cells.items():
+            names = names_of(heads[cell], options.get(levels["objective"])) if levels["objective"] in options else []
+            if names := [one for one in names if one in at.sums]:
+                by_tree[tree][cell] = names
+    best = {
+        cell: max((of[cell] for of in by_tree.values() if cell in of), key=lambda names: at.tau(names[0]))
+        for cell in cells
+        if any(cell in of for of in by_tree.values())
+    }
+    for tree, names in {**by_tree, BEST: best}.items():
+        factors = [factor for factor in FACTORS if factor != "objective" or tree not in rules["unlike"]]
+        yield from factor_effects(cells, names, at, tree, factors)
         for less, more in combinations(names, 2):
             changed = [factor for factor in FACTORS if cells[more][factor] != cells[less][factor]]
-            if len(changed) == 1 and min(len(names[more]), len(names[less])) > 1:
+            if len(changed) == 1 and changed[0] in factors and min(len(names[more]), len(names[less])) > 1:
                 found = difference(at, names[more], names[less])
                 labels = {"role": CROSSED, "tree": tree, "factor": changed[0], "more": more, "less": less}
                 yield labels | (found or {})
+    for less, more in combinations(by_tree, 2):
+        if both := [cell for cell in by_tree[more] if cell in by_tree[less]]:
+            labels = {"role": CROSSED, "tree": BOTH, "factor": "tree", "more": more, "less": less, "seeds": "1+1"}
+            yield (
+                labels
+                | at.labels()
+                | bootstrap(at, *([by_tree[tree][cell][0] for cell in both] for tree in (more, less)))
+            )
 
 
 def factor_effects(
-    cells: Mapping[str, Mapping[str, str]], names: Mapping[str, Sequence[str]], at: Measured, tree: str
+    cells: Mapping[str, Mapping[str, str]],
+    names: Mapping[str, Sequence[str]],
+    at: Measured,
+    tree: str,
+    factors: Sequence[str],
 ) -> Iterator[Row]:
     """Yield each level of a factor minus its first one, the first seeds of all pairs that differ in it alone pooled."""
-    for factor in FACTORS:
+    for factor in factors:
         first, *others = dict.fromkeys(cells[cell][factor] for cell in names) or [""]
         for level in others:
             pairs = [

@@ -36,6 +36,7 @@ def collect_raw(config: Comparison, store: ResultStore) -> None:
             trees.setdefault(tree, {})[cell.levels["objective"]] = option
     rules = {
         "steps": config.steps, "converged": config.ladder.converged, "claims": config.claims, "trees": trees,
+        "unlike": config.crossed.unlike if config.crossed is not None else (),
         "counted": {"nodes": config.counted.nodes, "plan": plan},
     }  # fmt: skip
     write_text(store.out / RULES, json.dumps(rules, indent=1) + "\n")

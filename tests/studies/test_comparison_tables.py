@@ -102,9 +102,10 @@ def store(tmp_path):
         store.append_row(row)
     (store.out).mkdir()
     (store.out / "trainings.csv").write_text(store.trainings.read_text())
-    trees = {"chain": {"ce": "per_frame_chain", "ctc": "collapse_chain"}, "prefix": {"ctc": "prefix_search"}}
+    trees = {"chain": {"ce": "per_frame_chain", "ctc": "collapse_chain"},
+             "frames": {"ce": "per_frame", "ctc": "collapse"}, "prefix": {"ctc": "prefix_search"}}  # fmt: skip
     rules = {
-        "steps": 100, "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": trees,
+        "steps": 100, "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": trees, "unlike": ["frames"],
         "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}},
     }  # fmt: skip
     (store.out / "comparison.json").write_text(json.dumps(rules))
@@ -115,6 +116,10 @@ def store(tmp_path):
     report(store, "gsm8k-loop-1x.s0", {"ctc.1x.s0": 2.4, "medusa.1x.s0": 1.6, "prompt_lookup": 1.4}, timed=True)
     crossed = {f"{name}.crossed.s0@{trees['chain'][loss]}": 1.5 + (body == "deep") + 0.25 * (loss == "ctc")
                for (body, loss), name in cells.items()}  # fmt: skip
+    # tau of ctc 0.5 more in the prefix tree than in the tree of its frames, which ce builds in another way.
+    for (_, loss), name in cells.items():
+        frames, prefix = (f"{name}.crossed.s0@{trees[tree].get(loss)}" for tree in ("frames", "prefix"))
+        crossed |= {frames: 2.5, prefix: 3.0} if loss == "ctc" else {frames: 2.0}
     report(store, "gsm8k-replay-crossed.s0", crossed)
     return store
 
@@ -127,7 +132,7 @@ def test_heads_and_claims(store, tmp_path):
     assert (ctc.tau, ctc.trials, ctc.hours, ctc.converged, ctc.rate_at_edge) == (2.4, 2, 1.0, "1x", True)
     assert ctc.predicted == pytest.approx(2.4 / 1.2)
     assert set(heads[heads.method == "medusa"].converged) == {"not converged"}
-    assert set(heads[heads.role == "crossed"].tree) == {"chain"}
+    assert set(heads[heads.role == "crossed"].tree) == {"chain", "frames", "prefix"}
     claims = pd.read_csv(tmp_path / "tables" / "claims.csv")
     seeds = claims[claims.interval == SEEDS]
     assert list(zip(seeds.more, seeds.less, seeds.seeds, seeds.tau.round(6), strict=True)) == [
@@ -136,9 +141,14 @@ def test_heads_and_claims(store, tmp_path):
     assert seeds.tau_low.iloc[0] == pytest.approx(0.9 - 4.303 * 0.1)
     timed = claims[claims.measure == "loop"].iloc[0]
     assert (timed.interval, timed.speedup > 0) == (QUESTIONS, True)
-    effects = claims[claims.role == "crossed"].set_index("factor")
-    assert effects.loc["body", ["more", "less", "pairs"]].tolist() == ["deep", "one", 2]
-    assert effects.tau.to_dict() == pytest.approx({"body": 1.0, "objective": 0.25})
+    effects = claims[claims.role == "crossed"].set_index(["tree", "factor", "less"])
+    assert effects.loc[("chain", "body", "one"), ["more", "pairs"]].tolist() == ["deep", 2]
+    assert effects.tau.to_dict() == pytest.approx({
+        ("chain", "body", "one"): 1.0, ("chain", "objective", "ce"): 0.25,
+        ("frames", "body", "one"): 0.0, ("prefix", "body", "one"): 0.0,  # losses are not compared in `frames`
+        ("best", "body", "one"): 0.25, ("best", "objective", "ce"): 0.75,  # ce in its chain or frames: 2.0 and 2.5
+        ("both", "tree", "chain"): 0.75, ("both", "tree", "frames"): 0.5,
+    })  # fmt: skip
     names = {file.name for file in (tmp_path / "tables").glob("*.svg")}
     assert names == {"front-tiny.svg", "front-counted-tiny.svg", "budgets-tiny.svg"}
 

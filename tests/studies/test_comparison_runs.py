@@ -1,0 +1,108 @@
+"""The order in which jobs run, and what follows when one fails, diverges, does not fit or must run alone."""
+
+import json
+
+import pytest
+from test_comparison_jobs import SMALL, finished
+
+from ctcdraft.errors import InputError
+from studies.comparison import __main__ as command
+from studies.comparison import measure
+from studies.comparison.config import load_config
+from studies.comparison.jobs import Training, all_jobs
+from studies.comparison.store import ResultStore
+
+SECOND = "+bases.second={base:['base=local','base.path=b'],corpus:['corpus=tiny']}"
+DIVERGENCE = "the gradient norm of step 9 is nan (trainer.max_nonfinite_steps=10); lower trainer.learning_rate"
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A comparison whose jobs take no time; `broken` maps names of jobs to the sentence with which they fail."""
+    ran, broken = [], {}
+
+    def run_script(script, overrides, log):
+        keys = dict(each.split("=", 1) for each in overrides)
+        name = log.relative_to(tmp_path / "out" / "logs").as_posix().removesuffix(".log")
+        ran.append(name)
+        if name in broken:
+            raise InputError(f"{script} ended with status 1: {broken[name]}")
+        folder = tmp_path / "out" / keys["run" if script == "train.py" else "out"]
+        folder.mkdir(parents=True)
+        (folder / "drafter.safetensors" if script == "train.py" else folder / "report.json").write_text('{"rows": []}')
+        return 60.0
+
+    monkeypatch.setattr(measure, "run_script", run_script)
+    monkeypatch.setattr(
+        measure, "read_run", lambda folder: measure.Job(folder.name, {}, "", 1, 2.0, 1.0, {"processor": 50.0})
+    )
+    monkeypatch.setattr(measure, "count_parameters", lambda store, job: 10)
+    monkeypatch.setattr(command.costs, "count_missing", lambda config, store: None)
+    monkeypatch.setattr(command, "write_page", lambda store: None)
+    arguments = [*SMALL, SECOND, "crossed=null", f"out={tmp_path / 'out'}", f"results={tmp_path / 'results'}"]
+    return arguments, ran, broken
+
+
+def test_heads_and_cells_at_one_seed_come_before_seeds_bases_and_budgets(world):
+    arguments, ran, _ = world
+    command.main(arguments)
+    steps = [name.rpartition("/")[2] for name in ran]
+    order = ("ctc.rate-0.002.s0", "ctc.1x.s0", "tiny-replay-1x.s0", "ctc.1x.s1", "ctc.2x.s0", "tiny-replay-2x.s0",
+             "tiny-loop-1x.s0")  # fmt: skip
+    assert sorted(order, key=steps.index) == [*order]
+    assert ran.index("second/ctc.1x.s0") < ran.index("tiny/ctc.2x.s0")
+    assert len(ran) == len({*ran}) == len(all_jobs(load_config(arguments), ResultStore(*places(arguments)).rows()))
+
+
+def places(arguments):
+    config = load_config(arguments)
+    return config.out, config.results
+
+
+def test_a_failing_job_blocks_only_what_needs_it(world):
+    arguments, ran, broken = world
+    broken |= {"tiny/medusa.1x.s0": "it does not run", "tiny/tiny-replay-1x.s0": "no memory"}
+    with pytest.raises(InputError, match=r"1 jobs failed: tiny/medusa\.1x\.s0"):
+        command.main(arguments)
+    assert ran.count("tiny/medusa.1x.s0") == 1
+    assert "tiny/hydra.1x.s0" in ran
+    assert "tiny/ctc.2x.s0" not in ran, "the heads are not chosen before all are trained"
+    broken.pop("tiny/medusa.1x.s0")
+    with pytest.raises(InputError, match=r"1 jobs failed: tiny/tiny-replay-1x\.s0"):
+        command.main(arguments)
+    assert "tiny/ctc.2x.s0" in ran
+
+
+def test_a_training_that_diverged_has_a_row_and_is_not_chosen_or_measured(world):
+    arguments, ran, broken = world
+    broken |= {"tiny/ctc.rate-0.002.s0": DIVERGENCE, "tiny/hydra.1x.s0": DIVERGENCE}
+    command.main(arguments)
+    store = ResultStore(*places(arguments))
+    rows = store.rows()
+    assert rows["tiny/ctc.rate-0.002.s0"]["tau"] == rows["tiny/hydra.1x.s0"]["tau"] == 0.0
+    assert rows["tiny/ctc.1x.s0"]["learning_rate"] == 0.004
+    assert "gradient norm of step 9" in store.jobs()["tiny/hydra.1x.s0"]["diverged"]
+    assert "tiny/hydra.2x.s0" not in ran
+    measured = json.dumps(store.jobs()["tiny/tiny-replay-1x.s0"]["overrides"])
+    assert "medusa.1x.s0" in measured
+    assert "hydra.1x.s0" not in measured
+
+
+def test_no_job_begins_that_is_estimated_to_take_longer_than_what_is_left(world):
+    arguments, _, _ = world
+    config, store = load_config(arguments), ResultStore(*places(arguments))
+    trials = [job for job in all_jobs(config, {}) if isinstance(job, Training) and job.role == "rate"]
+    for row in finished(trials, seconds=lambda job: 3.0 * job.steps).values():
+        store.append_row(row)
+    assert command.run_next(config, store, set(), left=299.0) is None
+    assert command.run_next(config, store, set(), left=301.0) == "tiny/ctc.1x.s0"
+
+
+def test_a_timed_loop_runs_alone(world):
+    arguments, ran, _ = world
+    config, store = load_config(arguments), ResultStore(*places(arguments))
+    with store.lock("machine", shared=True):
+        command.main(arguments)
+        assert not any("loop" in name for name in ran)
+        assert "tiny/ctc.4x.s0" in ran, "other jobs share the machine"
+    assert command.run_next(config, store, set()) == "tiny/tiny-loop-1x.s0"
