@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.drafters.draft_model import save_first_layers
-from studies.comparison import store
 
 HERE = Path(__file__).resolve().parent.parent
 TINY = str(HERE / "data" / "tiny" / "base")
@@ -158,7 +162,12 @@ def gsm8k(options: argparse.Namespace) -> tuple[str, ...]:
 
 def run(script: str, *overrides: str) -> float:
     """Run a script of this repository and return its processor seconds."""
-    return store.run_script(script, overrides).processor
+    print(shlex.join(["python", script, *overrides]), flush=True)
+    before = os.times()
+    if status := subprocess.run([sys.executable, str(REPOSITORY / script), *overrides]).returncode:
+        raise SystemExit(f"{script} ended with status {status}; finished results are kept, so fix it and run again")
+    after = os.times()
+    return after.children_user - before.children_user + after.children_system - before.children_system
 
 
 def arguments() -> argparse.Namespace:

@@ -6,7 +6,7 @@ exist, the jobs that depend on them are listed with a provisional choice and are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -230,40 +230,9 @@ def grouped(
             yield Evaluation(base, kind, benchmark, part, chunk, beside, overrides, settled)
 
 
-def estimate_training(config: Comparison, job: Training, rows: Rows) -> tuple[float | None, bool]:
-    """Return estimated processor seconds of a training, and whether they follow from trainings of its own method.
-
-    Of the same method and base the training with most steps counts. A cell takes its minutes; of other methods the mean
-    seconds per step are taken, and None where nothing is finished.
-    """
-    rows = {name: row for name, row in rows.items() if not has_diverged(row)}
-    same = [row for row in rows.values() if row["method"] == job.method and row["base"] == job.base]
-    if same:
-        longest = max(same, key=lambda row: row["steps"])
-        return job.steps * longest["seconds"] / longest["steps"], True
-    if config.crossed is not None and job.role in (CROSSED, CROSSED_TRIAL):
-        return 60 * config.crossed.minutes * (1 if job.role == CROSSED else config.ladder.trial), False
-    each = {row["method"]: row["seconds"] / row["steps"] for row in rows.values()}
-    return (job.steps * sum(each.values()) / len(each) if each else None), False
-
-
 def has_diverged(row: Row) -> bool:
     return row["tau"] == DIVERGED_TAU
 
 
 def levels_of(row: Row) -> dict[str, str]:
     return {factor: row[factor] for factor in FACTORS if row.get(factor)}
-
-
-def converged_at(once: int, share: float, rows: Collection[Row]) -> str:
-    """Return the first budget of a head from which no doubling adds the share of tau, else `not converged`.
-
-    1x 2.00, 2x 2.30, 4x 2.32   ->   2x        1x 2.00, 2x 2.03, 4x 2.60   ->   not converged        1x 2.00   ->   -
-
-    Args:
-        once: steps of budget 1x.
-    """
-    taus = {row["steps"]: row["tau"] for row in sorted(rows, key=lambda row: row["steps"]) if not has_diverged(row)}
-    doubled = [(steps, taus[2 * steps] / tau - 1) for steps, tau in taus.items() if 2 * steps in taus]
-    below = [steps for steps, _ in doubled if all(gain < share for later, gain in doubled if later >= steps)]
-    return f"{below[0] // once}x" if below else "not converged" if doubled else "-"

@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from ctcdraft.config.cli import REPOSITORY
@@ -21,7 +20,7 @@ from ctcdraft.io import write_text
 from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.sweep import Job, read_metrics, read_run
 from studies.comparison.config import Comparison
-from studies.comparison.jobs import DIVERGED_TAU, Evaluation, Row, Rows, Training, estimate_training, has_diverged
+from studies.comparison.jobs import CROSSED, CROSSED_TRIAL, DIVERGED_TAU, Evaluation, Row, Rows, Training, has_diverged
 from studies.comparison.store import ResultStore, run_script
 
 # Tokens, steps and seconds of every row by question: what intervals need, in a hundredth of the size of the responses
@@ -68,29 +67,20 @@ def train(config: Comparison, store: ResultStore, job: Training) -> None:
                 raise
             # A row, because the other learning rates and heads are compared only once all of them are finished.
             store.note(job.name, diverged=str(error))
-            return store.append_row(diverged_row(job, folder))
+            seconds = sum(line.get("processor_seconds", 0.0) for line in read_metrics(folder))
+            return store.append_row(training_row(job, seconds=seconds, tau=DIVERGED_TAU))
         found = read_run(folder)
     if not isinstance(found, Job):
         raise InputError(f"{folder} has no validation by decoding; trainer.probe_prompts must be >= 1")
     if job.name not in store.rows():
-        store.append_row(training_row(store, job, found))
+        measured = {"seconds": found.seconds_by_clock.get("processor"), "tau": found.tau, "loss": found.loss}
+        measured |= {"frames": found.values.get("drafter.frames"), "parameters": count_parameters(store, job)}
+        store.append_row(training_row(job, **measured))
 
 
-def diverged_row(job: Training, folder: Path) -> Row:
-    seconds = sum(line.get("processor_seconds", 0.0) for line in read_metrics(folder))
-    return {**plain_values(job), "seconds": seconds, "tau": DIVERGED_TAU}
-
-
-def training_row(store: ResultStore, job: Training, found: Job) -> Row:
-    return {
-        **plain_values(job), "frames": found.values.get("drafter.frames"), "loss": found.loss, "tau": found.tau,
-        "parameters": count_parameters(store, job), "seconds": found.seconds_by_clock.get("processor"),
-    }  # fmt: skip
-
-
-def plain_values(job: Training) -> Row:
+def training_row(job: Training, **measured: Any) -> Row:
     values = {key: getattr(job, key) for key in ("base", "role", "method", "seed", "steps")}
-    return {"job": job.name, **values, "learning_rate": job.rate, **job.levels, "commit": commit()}
+    return {"job": job.name, **values, "learning_rate": job.rate, **job.levels, "commit": commit(), **measured}
 
 
 def count_parameters(store: ResultStore, job: Training) -> int:
@@ -146,10 +136,20 @@ def passed_check(row: Row) -> bool:
 def estimate(
     config: Comparison, job: Training | Evaluation, rows: Rows, entries: Mapping[str, Row]
 ) -> tuple[float | None, bool]:
-    """Return estimated seconds of a job, None without one like it, and whether they follow from its own method."""
-    if isinstance(job, Training):
-        return estimate_training(config, job, rows)
-    alike = [entry for entry in entries.values() if entry.get("kind") == f"{job.benchmark}-{job.kind}"]
-    measured = sum(entry["contestants"] for entry in alike)
-    count = len(job.heads) + len(job.untrained)
-    return count * sum(entry["seconds"] for entry in alike) / measured if measured else None, True
+    """Return estimated seconds of a job, None without one like it, and whether they follow from its own method.
+
+    Of trainings of the method on the base the one with most steps counts, else the mean of all methods.
+    """
+    if isinstance(job, Evaluation):
+        alike = [entry for entry in entries.values() if entry.get("kind") == f"{job.benchmark}-{job.kind}"]
+        measured = sum(entry["contestants"] for entry in alike)
+        count = len(job.heads) + len(job.untrained)
+        return count * sum(entry["seconds"] for entry in alike) / measured if measured else None, True
+    trained = [row for row in rows.values() if not has_diverged(row)]
+    if same := [row for row in trained if row["method"] == job.method and row["base"] == job.base]:
+        longest = max(same, key=lambda row: row["steps"])
+        return job.steps * longest["seconds"] / longest["steps"], True
+    if config.crossed is not None and job.role in (CROSSED, CROSSED_TRIAL):
+        return 60 * config.crossed.minutes * (1 if job.role == CROSSED else config.ladder.trial), False
+    each = {row["method"]: row["seconds"] / row["steps"] for row in trained}
+    return (job.steps * sum(each.values()) / len(each) if each else None), False

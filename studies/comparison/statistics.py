@@ -7,9 +7,9 @@ over questions   one head of each side, or several pooled question by question: 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from math import sqrt
 from typing import Any
 
@@ -17,7 +17,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums, paired_difference, pool_sums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from studies.comparison.config import FACTORS
-from studies.comparison.jobs import CROSSED, Row, levels_of
+from studies.comparison.jobs import CROSSED, Row, has_diverged, levels_of
 
 # Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
@@ -114,16 +114,12 @@ def crossed_claims(rules: Mapping[str, Any], heads: Heads, at: Measured) -> Iter
     """
     cells = {name: levels_of(next(iter(head.values()))) for name, head in heads.items()}
     by_tree: dict[str, dict[str, list[str]]] = {tree: {} for tree in rules["trees"]}
-    for tree, options in rules["trees"].items():
-        for cell, levels in cells.items():
-            names = names_of(heads[cell], options.get(levels["objective"])) if levels["objective"] in options else []
-            if names := [one for one in names if one in at.sums]:
-                by_tree[tree][cell] = names
-    best = {
-        cell: max((of[cell] for of in by_tree.values() if cell in of), key=lambda names: at.tau(names[0]))
-        for cell in cells
-        if any(cell in of for of in by_tree.values())
-    }
+    best: dict[str, list[str]] = {}
+    for (tree, options), (cell, levels) in product(rules["trees"].items(), cells.items()):
+        seeds = names_of(heads[cell], options.get(levels["objective"], "none"))
+        if seeds := [one for one in seeds if one in at.sums]:
+            by_tree[tree][cell] = seeds
+            best[cell] = max(best.get(cell, seeds), seeds, key=lambda each: at.tau(each[0]))
     for tree, names in {**by_tree, BEST: best}.items():
         factors = [factor for factor in FACTORS if factor != "objective" or tree not in rules["unlike"]]
         yield from factor_effects(cells, names, at, tree, factors)
@@ -165,3 +161,17 @@ def factor_effects(
                 sides = [[names[cell][0] for cell in side] for side in zip(*pairs, strict=True)]
                 labels = {"role": CROSSED, "tree": tree, "factor": factor, "more": level, "less": first, "seeds": "1+1"}
                 yield labels | at.labels() | bootstrap(at, *sides)
+
+
+def converged_at(once: int, share: float, rows: Collection[Row]) -> str:
+    """Return the first budget of a head from which no doubling adds the share of tau, else `not converged`.
+
+    1x 2.00, 2x 2.30, 4x 2.32   ->   2x        1x 2.00, 2x 2.03, 4x 2.60   ->   not converged        1x 2.00   ->   -
+
+    Args:
+        once: steps of budget 1x.
+    """
+    taus = {row["steps"]: row["tau"] for row in sorted(rows, key=lambda row: row["steps"]) if not has_diverged(row)}
+    doubled = [(steps, taus[2 * steps] / tau - 1) for steps, tau in taus.items() if 2 * steps in taus]
+    below = [steps for steps, _ in doubled if all(gain < share for later, gain in doubled if later >= steps)]
+    return f"{below[0] // once}x" if below else "not converged" if doubled else "-"

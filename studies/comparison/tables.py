@@ -19,9 +19,9 @@ from ctcdraft.hardware import HardwareSpec
 from ctcdraft.io import write_text
 from studies.comparison.config import FACTORS, Comparison
 from studies.comparison.figures import figures
-from studies.comparison.jobs import CROSSED, Row, converged_at
+from studies.comparison.jobs import CROSSED, Row
 from studies.comparison.measure import COUNTS_FILE, passed_check
-from studies.comparison.statistics import Measured, Place, claims
+from studies.comparison.statistics import Measured, Place, claims, converged_at
 from studies.comparison.store import ResultStore, read_rows
 
 RULES, TRAININGS = "comparison.json", "trainings.csv"

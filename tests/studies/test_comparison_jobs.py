@@ -13,10 +13,10 @@ from studies.comparison.jobs import (
     Training,
     all_jobs,
     cell_steps,
-    converged_at,
-    estimate_training,
     ladder_trainings,
 )
+from studies.comparison.measure import estimate
+from studies.comparison.statistics import converged_at
 from studies.comparison.store import ResultStore
 
 NAMES = ("ctc", "ctc_ce", "medusa", "hydra", "eagle")
@@ -149,13 +149,13 @@ def test_a_training_is_estimated_from_its_own_method_else_from_the_mean_of_other
     medusa, eagle = (
         job for job in of_role(all_jobs(config, {}), "rate") if job.rate == 0.002 and job.method in "medusa eagle"
     )
-    assert estimate_training(config, medusa, {}) == (None, False)
+    assert estimate(config, medusa, {}, {}) == (None, False)
     rows = finished([medusa], seconds=lambda job: 2.0 * job.steps)
-    assert estimate_training(config, replace(medusa, steps=400), rows) == (800.0, True)
-    assert estimate_training(config, eagle, rows) == (50.0, False)
+    assert estimate(config, replace(medusa, steps=400), rows, {}) == (800.0, True)
+    assert estimate(config, eagle, rows, {}) == (50.0, False)
     cells = load_config([*SMALL, "crossed.minutes=2"])
     trial, cell = (of_role(all_jobs(cells, rows), role)[0] for role in ("crossed_rate", CROSSED))
-    assert [estimate_training(cells, job, rows) for job in (trial, cell)] == [(30.0, False), (120.0, False)]
+    assert [estimate(cells, job, rows, {}) for job in (trial, cell)] == [(30.0, False), (120.0, False)]
 
 
 def test_the_plan_adds_up_what_is_missing(config, tmp_path):
