@@ -59,7 +59,8 @@ def run_next(config: Comparison, store: ResultStore, failed: set[str], left: flo
     jobs = all_jobs(config, rows)
     done = {job.name for job in jobs if measure.is_done(store, job, rows)}
     for job in jobs:
-        if job.name in done | failed or not job.settled or not needs_of(job) <= done:
+        needs = {f"{job.base}/{head.partition('@')[0]}" for head in job.heads} if isinstance(job, Evaluation) else set()
+        if job.name in done | failed or not job.settled or not needs <= done:
             continue
         if (measure.estimate(config, job, rows, entries)[0] or 0.0) > left:
             continue
@@ -90,11 +91,6 @@ def refuse_changed(config: Comparison, store: ResultStore) -> None:
             store.refuse_changed(job.name, entries[job.name]["overrides"], measure.overrides_of(config, store, job))
 
 
-def needs_of(job: Training | Evaluation) -> set[str]:
-    heads = () if isinstance(job, Training) else job.heads
-    return {f"{job.base}/{head.partition('@')[0]}" for head in heads}
-
-
 def describe_plan(config: Comparison, store: ResultStore) -> str:
     """Return a line per job, and the estimated processor hours of what is missing.
 
@@ -110,15 +106,14 @@ def describe_plan(config: Comparison, store: ResultStore) -> str:
             lines.append(f"done      {job.name}")
             continue
         seconds, own = measure.estimate(config, job, rows, entries)
-        mark = "" if own else "~"
         if isinstance(job, Training):
-            what = f"{job.name}, {job.steps} steps at {job.rate:g}"
+            what = f"{job.steps} steps at {job.rate:g}"
         else:
-            what = f"{job.name}, {len(job.heads) + len(job.untrained)} contestants"
+            what = f"{len(job.heads) + len(job.untrained)} contestants"
         left, unknown = left + (seconds or 0.0), unknown + (seconds is None)
-        hours = "?" if seconds is None else f"{mark}{seconds / 3600:.2f} h"
+        hours = "?" if seconds is None else f"{'' if own else '~'}{seconds / 3600:.2f} h"
         long = f" (longer than {config.minutes:g} minutes)" if (seconds or 0.0) > 60 * config.minutes else ""
-        lines.append(f"{hours:>8}  {what}{'' if job.settled else ' (provisional)'}{long}")
+        lines.append(f"{hours:>8}  {job.name}, {what}{'' if job.settled else ' (provisional)'}{long}")
     tail = f", and {unknown} jobs without an estimate" if unknown else ""
     lines.append(f"{len(jobs) - len(done)} of {len(jobs)} jobs are missing: {left / 3600:.1f} processor hours{tail}")
     return "\n".join(lines)

@@ -28,7 +28,7 @@ def make_world(folder):
     base = "{base:['base=local','base.path=base','device=cpu'],corpus:['corpus=tiny','corpus.path=prompts.jsonl']}"
     return [
         "out=out", "results=results", "bases.tiny=null", f"+bases.random={base}", f"train={quoted(TRAIN)}", "steps=4",
-        "seeds=[0]", "learning_rates=[3e-3]",
+        "seeds=[0]", "claim_seeds=[]", "learning_rates=[3e-3]",
         "ladder={trial:0.25,extensions:0,budgets:[2],best:1,always:[ctc],converged:0.02}",
         "~entrants",
         "+entrants={ctc:['drafter=ctc','drafter.frames=4','objective=prefix_ctc'],medusa:['drafter=medusa']}",

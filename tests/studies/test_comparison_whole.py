@@ -1,6 +1,7 @@
 """A whole comparison from the command line, at a small size, and its files when it is stopped or changed."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def test_a_comparison_goes_on_after_a_kill(tmp_path):
 
 
 def kill_in_training(folder, arguments):
-    """Kill the comparison and the training that it runs, once a head has a saved state."""
+    """Kill the comparison once a head has a saved state; the training that it runs then ends as well."""
     command = [sys.executable, "-m", "studies.comparison", *arguments]
     process = subprocess.Popen(
         command, cwd=folder, env=environment(), start_new_session=True, stdout=subprocess.DEVNULL
@@ -83,5 +84,6 @@ def kill_in_training(folder, arguments):
     deadline = time.monotonic() + 200
     while not list((folder / "out" / "heads").glob("random/*.1x.s0/resume-*.pt")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    subprocess.run(["kill", f"-{signal.SIGKILL.value}", f"-{process.pid}"], check=True)
+    assert process.poll() is None, "it is killed while it works"
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
