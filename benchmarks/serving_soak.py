@@ -4,7 +4,7 @@ An undrafted server gives the greedy answer to every prompt once. The server und
 for them with random lengths, stop tokens, stop strings and sampled answers, of which some are aborted in the middle of
 the stream, some disconnected at once, and some refused because they are wrong. Every greedy answer must be the
 beginning of the undrafted one, as long as its request says; with `--base` it may part from it at a near tie. The memory
-of the server's processes is written to a file all the while and must not grow. In the end the server is killed with
+of the server's processes is written to a file all the while, drawn beside it, and must not grow. In the end the server is killed with
 SIGKILL under load, started again and asked again. The exit status is 1 if anything was wrong.
 """
 
@@ -30,6 +30,7 @@ from benchmarks.serving_clients import LONGEST, Clients, Reference, Tally
 from ctcdraft.corpus.generation.response_check import response_log_probs
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base
+from ctcdraft.report.svg import SERIES_COLOURS, Axes, axis_ticks, line, numeric_ticks
 
 MEMORY_SECONDS = 5.0  # between two samples
 RESTARTED = 64  # requests after the restart
@@ -115,6 +116,17 @@ def memory_faults(samples: list[int]) -> int:
     return int(grew)
 
 
+def draw_memory(file: Path) -> None:
+    """Draw the memory over the number of requests as an SVG file beside the CSV file."""
+    rows = [row.split(",") for row in file.read_text().splitlines()[1:]]
+    points = [(float(requests), int(size) / 2**30) for _, requests, size in rows]
+    most, title = max(1.0, points[-1][0]), "Memory of the server's processes"
+    axes = Axes(axis_ticks(most)[-1], axis_ticks(max(size for _, size in points))[-1])
+    shapes = axes.frame(title, "requests", "GiB", numeric_ticks(most))
+    shapes.append(line([axes.at(*point) for point in points], SERIES_COLOURS[0]))
+    file.with_suffix(".svg").write_text(axes.figure(title, shapes, {}).file())
+
+
 def greedy_gaps(base: BaseLM, prompt: list[int], answer: list[int]) -> Tensor:
     """Return by how much every token's logit is below the greatest at each place of an answer, gaps_LV."""
     log_probs_LV = response_log_probs(base, prompt, answer, 1.0)
@@ -172,6 +184,7 @@ def main() -> None:
         asyncio.run(soak(options, known, RESTARTED, while_killed, options.seed + 1, server))
     with Server(options.server, options.url):
         asyncio.run(soak(options, known, RESTARTED, again, options.seed + 2, None))
+    draw_memory(options.memory)
     sys.exit(1 if faults(tally, while_killed, again, samples, options.base) else 0)
 
 

@@ -104,3 +104,11 @@ DIFFERENT = {"prompt": [0], "ours": [1], "theirs": [1, 1]}
 def test_faults_of_every_part_count(soaked, while_killed, again, count):
     assert serving_soak.faults(soaked, while_killed, again, [MIB] * 8, None) == count
     assert serving_soak.faults(soaked, while_killed, again, [MIB] * 4 + [2 * MIB] * 4, None) == count + 1
+
+
+def test_memory_is_drawn_over_the_requests(tmp_path):
+    file = tmp_path / "memory.csv"
+    file.write_text("seconds,requests,bytes\n0,0,1073741824\n5,100,2147483648\n")
+    serving_soak.draw_memory(file)
+    drawn = (tmp_path / "memory.svg").read_text()
+    assert 'points="60.0,164.0 500.0,54.0"' in drawn  # half the height at the left, all of it at the right
