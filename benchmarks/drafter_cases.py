@@ -11,7 +11,6 @@ from ctcdraft.config.cli import compose_config
 from ctcdraft.config.drafters import build_drafter
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.drafters.merged import Merged
-from ctcdraft.drafters.staged import Staged
 
 # Overrides of train.py.
 OVERRIDES: Mapping[str, tuple[str, ...]] = {
@@ -40,7 +39,7 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "draft_model": ("drafter=draft_model",),
     "draft_model_dynamic": ("drafter=draft_model", "drafter/tree=dynamic"),
 }
-NAMES = (*OVERRIDES, "merged", "staged")
+NAMES = (*OVERRIDES, "merged")
 SPREAD = 0.02  # of what is added to the weights: some heads are initialised to draft the same token everywhere
 
 
@@ -53,7 +52,6 @@ def drafter_cases(base: Any, draft_model: str, like: Mapping[str, Any] | None = 
     """
     cases = {name: random_drafter(name, base, draft_model, like and like[name]) for name in OVERRIDES}
     cases["merged"] = Merged(base, cases["ctc"], cases["prompt_lookup"])
-    cases["staged"] = Staged(base, cases["draft_model"], cases["prompt_lookup"], first_nodes=8)
     return cases
 
 

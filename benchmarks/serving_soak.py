@@ -4,8 +4,8 @@ An undrafted server gives the greedy answer to every prompt once. The server und
 for them with random lengths, stop tokens, stop strings and sampled answers, of which some are aborted in the middle of
 the stream, some disconnected at once, and some refused because they are wrong. Every greedy answer must be the
 beginning of the undrafted one, as long as its request says; with `--base` it may part from it at a near tie. The memory
-of the server's processes is written to a file all the while, drawn beside it, and must not grow. In the end the server is killed with
-SIGKILL under load, started again and asked again. The exit status is 1 if anything was wrong.
+of the server's processes is written to a file all the while, drawn beside it, and must not grow. In the end the server
+is killed with SIGKILL under load, started again and asked again. The exit status is 1 if anything was wrong.
 """
 
 from __future__ import annotations

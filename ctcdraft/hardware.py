@@ -90,13 +90,13 @@ def format_bytes(count: float) -> str:
     return f"{count / 1e3:,.1f} kB"
 
 
-def format_hours(hours: float, kind: str = "") -> str:
+def format_hours(hours: float) -> str:
     """Format a duration as hours, or as minutes or seconds where it is short, with two significant digits or more.
 
     1,234.5 -> 1,234 hours    12.34 -> 12.3 hours    0.5 -> 0.50 hours    0.05 -> 3 minutes    0.0005 -> 1.8 seconds
     """
     if hours >= 0.1:
         digits = 0 if hours >= 100 else 1 if hours >= 10 else 2
-        return f"{hours:,.{digits}f} {kind}hours"
+        return f"{hours:,.{digits}f} hours"
     number, unit = (60 * hours, "minutes") if 60 * hours >= 0.1 else (3600 * hours, "seconds")
-    return f"{number:.2g} {kind}{unit}"
+    return f"{number:.2g} {unit}"

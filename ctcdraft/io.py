@@ -53,15 +53,6 @@ def create_empty_file(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def apply_default_mode(folder: Path) -> None:
-    """Give the .safetensors files of a folder the permission bits of a new file instead of mode 600."""
-    probe = folder / f"mode.{os.getpid()}.{threading.get_ident()}.partial"
-    mode = create_empty_file(probe)
-    probe.unlink()
-    for file in folder.glob("*.safetensors"):
-        file.chmod(mode)
-
-
 def write_text(path: Path, text: str) -> None:
     atomic_write(path, lambda temporary: temporary.write_text(text))
 

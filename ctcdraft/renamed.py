@@ -27,7 +27,6 @@ MOVED = (  # old module, present module, names as OLD:PRESENT or as they were; a
     ("decoding.verification", "decoding.lossy_acceptance", "TypicalAcceptance"),
     ("decoding.verify", "decoding.verification", "match"),
     ("drafters.block", "drafters.parallel", "BlockDrafter:ParallelDrafter"),
-    ("drafters.cascade", "drafters.staged", "Staged"),
     ("drafters.choices", "drafters.trees.static", "AlongTheBest:GreedyPathTree Choices:StaticTree"),
     ("drafters.controls", "drafters.controls", "Junk:RandomDrafter"),
     ("drafters.direct", "drafters.trees.per_frame", "Direct:PerFrameTree SparseTree:StaticPerFrameTree likely_choices"),
@@ -89,7 +88,6 @@ KEYS = {  # old dotted key -> its present one, under the same parent
     "explorer": "trace",
     "sizing.timed_tokens": "sizing.timed_steps",
     "trace.words": "trace.tokens_per_frame",
-    "table.plan": "table.gpu_hours",
 }
 OPTIONS = {  # old config group -> its old options -> their present names; the group itself is renamed by KEYS
     "drafter/paths": {

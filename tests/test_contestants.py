@@ -115,11 +115,10 @@ def test_a_drafter_from_outside_trains_is_evaluated_and_is_lossless(outsiders, m
     assert [row["temperature"] for row in drawn.values()] == [1.0, 1.0, 1.0]
 
 
-def test_an_untrained_draft_model_alone_staged_and_merged(outsiders, monkeypatch):
+def test_an_untrained_draft_model_alone_and_merged(outsiders, monkeypatch):
     monkeypatch.chdir(outsiders)
     rows = evaluated(
         monkeypatch, outsiders, "{draft_model:{path:small}}", "{draft_model:{path:twin,tree:chain,frames:5}}",
-        "{staged:{parts:{model:{draft_model:{path:twin}}}}}",
         "{merged:{parts:{first:{draft_model:{path:small}}}}}",
         "{transformers_assisted:{assistant:twin}}", "transformers_prompt_lookup",
     )  # fmt: skip
@@ -203,15 +202,14 @@ def test_a_wrong_contestant_is_an_input_error(outsiders, monkeypatch, item, sent
         assert error is not None
 
 
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "staged"])
-def test_a_drafter_without_weights_is_not_trained(outsiders, monkeypatch, capsys, drafter):
+def test_a_drafter_without_weights_is_not_trained(outsiders, monkeypatch, capsys):
     monkeypatch.chdir(outsiders)
     arguments = [
         item
-        for item in train_args("run=x", f"drafter={drafter}")
+        for item in train_args("run=x", "drafter=prompt_lookup")
         if not item.startswith(("drafter.frames", "objective."))
     ]
-    assert f"drafter={drafter} has no weights to train" in expect_error(monkeypatch, capsys, "train.py", *arguments)
+    assert "drafter=prompt_lookup has no weights to train" in expect_error(monkeypatch, capsys, "train.py", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
-from ctcdraft.drafters.staged import Staged
 from ctcdraft.drafters.suffix import SuffixDecoding
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.models.loading import load_base
@@ -66,7 +65,6 @@ def test_lossless_to_the_last_position(base, temperature, tmp_path):
     ).eval()  # the base as its own draft model
     drafters += [
         own_draft_model,
-        Staged(base, own_draft_model, PromptLookup(base, 3, 10), 8),
         Merged(base, drafters[3], own_draft_model),
     ]
     for drafter in drafters + block_heads(base):

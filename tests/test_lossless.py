@@ -19,7 +19,6 @@ from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
-from ctcdraft.drafters.staged import Staged
 from ctcdraft.drafters.suffix import SuffixDecoding
 from ctcdraft.errors import InputError
 
@@ -78,7 +77,7 @@ def test_every_drafter_gives_what_autoregression_gives(base, temperature):
 def test_drafters_that_read_their_own_draft_tokens_too(base, temperature, tmp_path):
     """Each over all prompts, and up to the last position of the context."""
     drafters = [make_sequential_drafter(kind, base, tmp_path) for kind in KINDS_OF_STEPS]
-    drafters += [Merged(base, PromptLookup(base, 3, 4), drafters[-1]), Staged(base, drafters[-1], drafters[-2], 6)]
+    drafters.append(Merged(base, PromptLookup(base, 3, 4), drafters[-1]))
     for number, prompt in enumerate([*PROMPTS, torch.arange(30, 130)]):
         how = settings(temperature, tokens=30)
         truth = autoregression(base, prompt, how, seed=number).tokens

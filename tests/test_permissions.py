@@ -8,10 +8,9 @@ import stat
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_models import random_base, random_lm, tiny_tokenizer
+from tiny_models import random_base
 from training_parts import ctc_head, make_trainer
 
-from ctcdraft.drafters.draft_model import save_first_layers
 from ctcdraft.hub import PublishedHead
 from ctcdraft.io import atomic_write, write_text
 from ctcdraft.training.loggers import JsonlLogger
@@ -44,14 +43,6 @@ def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, mode):
     trainer.fit([JsonlLogger(run.metrics, 0)])
     assert {"drafter.safetensors", "resume-000000005.pt", "config.yaml", "metrics.jsonl"} <= set(modes(tmp_path))
     assert set(modes(tmp_path).values()) == {mode}
-
-
-def test_a_draft_model_of_first_layers_has_the_mode_of_the_umask(tmp_path, mode):
-    random_lm(context=64).save_pretrained(tmp_path / "base")
-    tiny_tokenizer().save_pretrained(tmp_path / "base")
-    save_first_layers(str(tmp_path / "base"), 1, tmp_path / "small")
-    by_name = modes(tmp_path / "small")
-    assert by_name["model.safetensors"] == by_name["config.json"] == mode
 
 
 def test_a_published_head_has_the_mode_of_the_umask(tmp_path, mode):

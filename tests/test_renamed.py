@@ -47,7 +47,6 @@ from ctcdraft.training.search import TrialRegistry
         ("states.path=FOLDER", "hidden_states.path=FOLDER"),
         ("base.taps=[last,4]", "base.aux_layers=[last,4]"),
         ("explorer.questions=0", "trace.questions=0"),
-        ("table.plan.flops=1e15", "table.gpu_hours.flops=1e15"),
         ("objective.states=0.5", "objective.hidden_states=0.5"),
         ("drafter/tree=chain", "drafter/tree=chain"),
         ("drafter/paths=choice(direct,chain)", "drafter/tree=choice(per_frame,per_frame_chain)"),

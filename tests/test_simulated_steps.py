@@ -85,7 +85,7 @@ def captures(monkeypatch):
     monkeypatch.setattr(static_step, "capture_graph", capture_graph)
 
 
-CAPTURED = [name for name in NAMES if name not in ("prompt_lookup", "source_copy", "suffix", "merged", "staged")]
+CAPTURED = [name for name in NAMES if name not in ("prompt_lookup", "source_copy", "suffix", "merged")]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -52,7 +52,7 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
             "drafters",
             "autoregressive.Autoregressive controls.Oracle controls.RandomDrafter draft_model.DraftModel eagle.Eagle "
             "eagle3.Eagle3 early_exit.EarlyExit early_exit.Kangaroo hydra.Hydra merged.Merged parallel.ParallelDrafter "
-            "prompt_lookup.PromptLookup redrafter.ReDrafter staged.Staged suffix.SuffixDecoding",
+            "prompt_lookup.PromptLookup redrafter.ReDrafter suffix.SuffixDecoding",
         ),
         PAST_RESPONSES,
         *_targets(

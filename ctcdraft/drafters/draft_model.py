@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -18,9 +16,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.sequential import LevelAttention, SequentialDrafter
 from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import InputError, check_int
-from ctcdraft.io import apply_default_mode
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.models.checkpoints import load_pretrained
 from ctcdraft.models.fingerprint import tokenizer_hash
 from ctcdraft.models.loading import load_base
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
@@ -194,19 +190,3 @@ def add_lora(lm: Any, rank: int) -> None:
     check_int(rank, "drafter.lora_rank")
     settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     peft.get_peft_model(lm, settings)
-
-
-def save_first_layers(path: str, layers: int, folder: Path) -> None:
-    """Write a draft model, to be distilled, for a base without smaller models of its family: its own first layers."""
-    import transformers
-
-    if (folder / "config.json").is_file():
-        return  # it is complete already
-    lm, tokenizer = load_pretrained(path, None, "sdpa", {"dtype": torch.float32})
-    config = copy.deepcopy(lm.config)  # not read from the file: dequantised weights must not be declared quantised
-    config.num_hidden_layers = layers
-    small = transformers.AutoModelForCausalLM.from_config(config)
-    small.load_state_dict(lm.state_dict(), strict=False)
-    tokenizer.save_pretrained(folder)
-    small.save_pretrained(folder)  # config.json is written last, so its presence shows that the folder is complete
-    apply_default_mode(folder)

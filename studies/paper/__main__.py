@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
-
 from ctcdraft.config.schema import as_list
 from ctcdraft.errors import InputError, run_cli
 from studies.command_line import run_overrides
@@ -23,9 +21,8 @@ def run(config: Any) -> None:
     out = Path(config.out) if config.out is not None else Path("runs") / "tables" / config.table.name
     if (out / "table.md").exists() and not config.overwrite:
         raise InputError(f"{out} holds a table; choose another out=, or add overwrite=true to replace it")
-    planner = instantiate(config.table.gpu_hours, _convert_="all")
-    export.write(out, table, planner)
-    print(f"{export.markdown(table, planner)}\nthe table is {out / 'table.md'}, and beside it as LaTeX and CSV")
+    export.write(out, table)
+    print(f"{export.markdown(table)}\nthe table is {out / 'table.md'}, and beside it as LaTeX and CSV")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 
 from ctcdraft.io import write_text
-from studies.paper.gpu_hours import GpuHoursPlanner
 from studies.paper.tables import MeasuredValue, PaperTable, TableCell
 
 COLUMNS: dict[str, Callable[[TableCell], str]] = {
@@ -60,18 +59,17 @@ def notes_by_heading(table: PaperTable) -> dict[str, list[str]]:
     return {heading: notes for heading, notes in sections.items() if notes}
 
 
-def markdown(table: PaperTable, planner: GpuHoursPlanner | None = None) -> str:
-    """Return the table with its notes and, for every empty cell, the command that fills it and the planned hours."""
+def markdown(table: PaperTable) -> str:
+    """Return the table with its notes and, for every empty cell, the command that fills it."""
     rows = [HEADER, ["---"] * len(HEADER), *table_rows(table)]
     parts = [f"# {table.title}", "\n".join("| " + " | ".join(row) + " |" for row in rows), "\n".join(COLUMN_NOTES)]
     for heading, notes in notes_by_heading(table).items():
         parts += [f"## {heading}", "\n".join(f"- {note}" for note in notes)]
     # One command fills several cells, both measures and all categories of a benchmark, and is printed once.
-    missing = {cell.fill_command: cell for cell in table.cells if cell.ours is None}
+    missing = dict.fromkeys(cell.fill_command for cell in table.cells if cell.ours is None)
     if missing:
         parts.append("## Commands that fill the empty cells")
-        parts += ["\n".join(f"- {sentence}" for sentence in planner.assumptions())] if planner is not None else []
-        parts += [f"{planned_hours(cell, planner)}\n\n    {command}".lstrip() for command, cell in missing.items()]
+        parts += [f"    {command}" for command in missing]
     return "\n\n".join(parts) + "\n"
 
 
@@ -86,12 +84,11 @@ def latex_escape(texts: Sequence[str]) -> list[str]:
     return ["".join(LATEX_ESCAPES.get(sign, sign) for sign in text) for text in texts]
 
 
-def table_csv(table: PaperTable, planner: GpuHoursPlanner | None = None) -> str:
+def table_csv(table: PaperTable) -> str:
     rows = []
     for row, cell in zip(table_rows(table, marked=False), table.cells, strict=True):
-        empty = [cell.fill_command, planned_hours(cell, planner)] if cell.ours is None else ["", ""]
-        rows.append([*row, cell.measured or "", *empty])
-    header = [*HEADER, "ours_measured", "to_fill", "hours_planned"]
+        rows.append([*row, cell.measured or "", cell.fill_command if cell.ours is None else ""])
+    header = [*HEADER, "ours_measured", "to_fill"]
     return pd.DataFrame(rows, columns=header).to_csv(index=False, lineterminator="\n")
 
 
@@ -101,13 +98,8 @@ def notes_csv(table: PaperTable) -> str:
     return pd.DataFrame(notes, columns=["about", "note"]).to_csv(index=False, lineterminator="\n")
 
 
-def planned_hours(cell: TableCell, planner: GpuHoursPlanner | None) -> str:
-    hours = None if planner is None else planner.hours(cell)  # None without a rate of the GPU
-    return "" if hours is None else str(hours)
-
-
-def write(out: Path, table: PaperTable, planner: GpuHoursPlanner | None = None) -> None:
-    write_text(out / "table.md", markdown(table, planner))
+def write(out: Path, table: PaperTable) -> None:
+    write_text(out / "table.md", markdown(table))
     write_text(out / "table.tex", latex(table))
-    write_text(out / "table.csv", table_csv(table, planner))
+    write_text(out / "table.csv", table_csv(table))
     write_text(out / "notes.csv", notes_csv(table))

@@ -7,6 +7,7 @@ import torch
 from tiny_models import random_base
 
 from ctcdraft.evaluation import environment
+from ctcdraft.hardware import format_hours
 
 ROUNDS = (0.5, 4.0, 2.0, 8.0)  # seconds: the first is not counted, and would be the best
 
@@ -29,3 +30,8 @@ def test_a_product_multiplies_and_adds(clock, monkeypatch):
     monkeypatch.setattr(environment, "MATMUL_SIZE", {"cpu": 10})
     assert environment.matmul_rate(random_base(), rounds=3) == 10 * 10 * (10 + 10) / 2.0
     assert next(clock, None) is None
+
+
+def test_short_times_are_minutes_and_seconds():
+    shown = [format_hours(hours) for hours in (1234.5, 12.34, 0.5, 0.05, 0.0005)]
+    assert shown == ["1,234 hours", "12.3 hours", "0.50 hours", "3 minutes", "1.8 seconds"]
