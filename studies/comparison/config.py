@@ -109,6 +109,7 @@ class Comparison:
     bases: Mapping[str, Base]
     train: Overrides
     steps: int
+    warmup: float
     seeds: tuple[int, ...]
     learning_rates: tuple[float, ...]
     ladder: Ladder
@@ -177,6 +178,7 @@ def with_tuples(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_impossible(config: Comparison) -> None:
     check_int(config.steps, "steps")
+    check_float(config.warmup, "warmup", least=0, most=1)
     check_int(config.measure.heads, "measure.heads")
     if not 0 < check_float(config.ladder.trial, "ladder.trial") <= 1:
         raise InputError(f"ladder.trial must be above 0 and at most 1, got {config.ladder.trial}")

@@ -12,7 +12,7 @@ from tiny_models import random_lm, tiny_tokenizer
 from ctcdraft.config.cli import REPOSITORY
 
 TRAIN = [
-    "prepared=corpus", "answers.max_new_tokens=20", "trainer.autocast=false", "trainer.warmup_steps=1",
+    "prepared=corpus", "answers.max_new_tokens=20", "trainer.autocast=false",
     "trainer.num_threads=1", "trainer.probe_prompts=2", "trainer.checkpoint_every=2", "decoding.max_new_tokens=10",
     "decoding.nodes=8", "trainer.batch_size=4", "trainer.anchors_per_sequence=4",
 ]  # fmt: skip
