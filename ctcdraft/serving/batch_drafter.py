@@ -199,6 +199,7 @@ class SlotCache:
         last = sum(stride // self.columns * (size - 1) for stride, size in zip(strides[:3], cache.shape, strict=False))
         self.rows = cache.as_strided((last + 1, self.columns), (self.columns, 1))
         self.heads_G1 = (torch.arange(heads, device=cache.device) * head_rows)[:, None]
+        self.copies = self.rows.new_empty(0, self.columns)
 
     def row_ids(self, slots_XL: Tensor) -> Tensor:
         """Return the rows_XGL of slots."""
@@ -210,9 +211,12 @@ class SlotCache:
         self.rows[rows_GL] = torch.cat(keys_values, dim=-1)
 
     def read(self, rows_QGL: Tensor) -> TensorPair:
-        """Return keys and values [Q, G, L, d] of rows from `row_ids`, as views of one copy."""
-        both = self.rows.index_select(0, rows_QGL.flatten()).view(*rows_QGL.shape, self.columns)
-        keys, values = both.split(self.columns // 2, dim=-1)
+        """Return keys and values [Q, G, L, d] of rows from `row_ids`: views of one copy, valid until the next call."""
+        count = rows_QGL.numel()
+        if count > len(self.copies):  # kept: on a CPU the pages of a new copy take four times as long as the copying
+            self.copies = self.rows.new_empty(count, self.columns)
+        torch.index_select(self.rows, 0, rows_QGL.flatten(), out=self.copies[:count])
+        keys, values = self.copies[:count].view(*rows_QGL.shape, self.columns).split(self.columns // 2, dim=-1)
         return keys, values
 
 

@@ -166,7 +166,7 @@ class DraftLengths:
         Args:
             probs_QK: path probabilities under the head; 0 where nothing is drafted.
             rooms_Q: greatest lengths.
-            requests: all requests of the next step, those without a draft too.
+            requests: all requests of the step, those without a draft too.
         """
         possible_QK = (probs_QK > 0) & (np.arange(probs_QK.shape[1]) < rooms_Q[:, None])
         if not self.adaptive:

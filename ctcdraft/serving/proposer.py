@@ -61,7 +61,6 @@ class DueDraft:
     sampled: list[list[int]]
     lengths: np.ndarray  # tokens of every request
     rooms_Q: np.ndarray  # greatest lengths of the drafts
-    requests: int  # that go on
     drafts: list[list[int]]
 
 
@@ -130,8 +129,9 @@ class CTCProposer:
         asked = [i for i, (tokens, goes_on) in enumerate(kept) if tokens and goes_on and rooms[i] > 0]
         asked.sort(key=lambda i: int(lengths[i]))
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        wanted = bool(asked) and self.lengths.wants_draft(requests)
-        self.due = DueDraft(step, asked, sampled_token_ids, lengths, rooms[asked], requests, drafts) if wanted else None
+        # With the requests that end: under load others take their places.
+        wanted = bool(asked) and self.lengths.wants_draft(count)
+        self.due = DueDraft(step, asked, sampled_token_ids, lengths, rooms[asked], drafts) if wanted else None
         return drafts
 
     @torch.inference_mode()
@@ -145,7 +145,7 @@ class CTCProposer:
         self.drafter.store_older()
         resumed = perf_counter()
         tokens_QK, probs_QK = self.chains(due)
-        lengths = self.lengths.choose([due.step.ids[i] for i in due.asked], probs_QK, due.rooms_Q, due.requests)
+        lengths = self.lengths.choose([due.step.ids[i] for i in due.asked], probs_QK, due.rooms_Q, len(due.sampled))
         for i, tokens, length in zip(due.asked, tokens_QK.tolist(), lengths.tolist(), strict=True):
             due.drafts[i][:] = tokens[:length]
         self.last.paused, self.last.draft = resumed - began, perf_counter() - resumed
