@@ -81,6 +81,11 @@ class BatchShape:
         return cls(ceil(rows / world), rows, length, longest, settings.anchors_per_sequence or longest, packed)
 
 
+def describe_lack_of_rows(wanted: int, rows: int) -> str:
+    more = "prepare more prompts (corpus.limit=)"
+    return "" if rows >= wanted else f"; training refuses a step of {wanted} rows, as the corpus has {rows}: {more}"
+
+
 @dataclass(frozen=True)
 class TrainingCost:
     """Operations and memory of training a drafter on the meta device, for each of the processes that share it."""
@@ -172,7 +177,8 @@ def plan_dry_run(
             *describe_draft_bytes(drafter, base),
             f"corpus      {corpus.rows:,} rows, {corpus.answers:,} responses, {corpus.tokens:,} tokens "
             f"({corpus.source})",
-            describe_steps(settings.steps, per_step, shape.all_rows, min(shape.anchors, shape.length), epochs),
+            describe_steps(settings.steps, per_step, shape.all_rows, min(shape.anchors, shape.length), epochs)
+            + describe_lack_of_rows(settings.batch_size * per_step, corpus.rows),
             memory.describe_emissions(),
             f"frames      {describe_reading(objective, drafter, cost.frames)}",
             "states      0 bytes with hidden_states=online; "

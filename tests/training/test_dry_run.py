@@ -63,13 +63,20 @@ class Trainer:
     anchors_per_sequence, pack_length, max_length = 8, None, 40
 
 
+def test_a_step_of_more_rows_than_the_corpus_has_is_named():
+    base, head = meta_head()
+    stats = CorpusStats(rows=3, answers=3, tokens=90, longest=60, source="counted")
+    plan = plan_dry_run(base, head, CTC(3), stats, Trainer, HardwareSpec(1e9, None))
+    assert "; training refuses a step of 4 rows, as the corpus has 3: prepare more prompts (corpus.limit=)\n" in plan
+
+
 def test_the_plan_adds_up():
     base, head = meta_head()
     stats = CorpusStats(rows=50, answers=50, tokens=1500, longest=60, source="counted")
     plan = plan_dry_run(base, head, CTC(3), stats, Trainer, HardwareSpec(1e9, None))
     trained = sum(value.numel() for value in head.trainable_parameters())
     assert f"drafter     {trained:,} trainable parameters" in plan
-    assert "100 of 4 rows x 8 anchors, 8.0 epochs" in plan
+    assert "100 of 4 rows x 8 anchors, 8.0 epochs\n" in plan
     assert "192.0 kB as float32, 96.0 kB as bfloat16, 54.0 kB as int8 with offline" in plan
     assert "(4 rows of 40 tokens)" in plan  # no more than max_length
     step, _, _ = step_flops_and_bytes(head, CTC(3), meta_batch(base, 4, 30, 8, 3))
