@@ -6,12 +6,12 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import torch
+from local_server import QuietHandler, running
 
 from ctcdraft.corpus.generation.transformers import generate_batch, sample_tokens
 from ctcdraft.models.base_model import BaseLM
@@ -62,7 +62,7 @@ class CompletionsServer(ThreadingHTTPServer):
         return {"choices": [choice | ({"token_ids": answer} if self.with_ids else {})], "usage": usage}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: CompletionsServer
 
     def do_POST(self) -> None:
@@ -103,18 +103,6 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):  # the client may have closed the connection
             self.wfile.write(data)
 
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
 
-
-@contextmanager
-def serving(base: BaseLM, with_ids: bool) -> Iterator[CompletionsServer]:
-    server = CompletionsServer(base, with_ids)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def serving(base: BaseLM, with_ids: bool) -> AbstractContextManager[CompletionsServer]:
+    return running(CompletionsServer(base, with_ids))

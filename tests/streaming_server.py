@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from local_server import QuietHandler, running
 
 Stream = list[tuple[float, dict[str, Any]]]  # events, each with the seconds before it
 
@@ -40,7 +41,7 @@ class StreamingServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: StreamingServer
 
     def do_GET(self) -> None:
@@ -59,18 +60,6 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(seconds)
                 self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
 
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
 
-
-@contextmanager
-def streaming(answer: Callable[[dict[str, Any]], Stream | None]) -> Iterator[StreamingServer]:
-    server = StreamingServer(answer)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def streaming(answer: Callable[[dict[str, Any]], Stream | None]) -> AbstractContextManager[StreamingServer]:
+    return running(StreamingServer(answer))

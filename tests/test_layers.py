@@ -43,7 +43,7 @@ HEAVY = {
     "vllm": {
         "corpus/generation/vllm.py",
         "serving/vllm_runner.py",
-        "serving/vllm_config.py",
+        "serving/configuration.py",
         "serving/cpu_sampling.py",
     },
     "optuna": {"training/search.py"},

@@ -9,6 +9,7 @@ import pytest
 
 from ctcdraft.errors import InputError
 from studies import results
+from studies.comparison.tables import TRAININGS
 from studies.results import RESULTS, STUDIES, main, of_text, rebuild, rewritten, selected, table
 
 SMALL = "demo"
@@ -27,26 +28,27 @@ def rebuilt(study, root):
     return out
 
 
-def check(study, root):
+def files_that_differ(study, root):
+    """Return the names of a study's files that are not rebuilt byte for byte."""
     out = rebuilt(study, root)
     rebuilt_files, committed = (
         {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in REBUILT}
         for folder in (out, RESULTS / study)
     )
-    assert rebuilt_files.keys() == committed.keys()
-    assert [name for name in rebuilt_files if rebuilt_files[name] != committed[name]] == []
-    if study == SMALL:  # the tables of the root README are of this study
-        assert rewritten(root) == {}
+    if TRAININGS not in rebuilt_files:  # of a comparison that has begun; its archive follows when it is published
+        committed.pop(TRAININGS, None)
+    return [name for name in rebuilt_files | committed if rebuilt_files.get(name) != committed.get(name)]
 
 
 def test_a_small_study_is_rebuilt_from_its_archive(tmp_path):
-    check(SMALL, tmp_path)
+    assert files_that_differ(SMALL, tmp_path) == []
+    assert rewritten(tmp_path) == {}  # the tables of the root README are of this study
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", [study for study in STUDIES if study != SMALL])
 def test_every_study_is_rebuilt_from_its_archive(study, tmp_path):
-    check(study, tmp_path)
+    assert files_that_differ(study, tmp_path) == []
 
 
 def test_every_table_matches_its_csv_file():

@@ -28,6 +28,7 @@ from ctcdraft.planning.training import (
     count_saved_bytes,
     describe_disk,
     describe_draft_bytes,
+    describe_lack_of_rows,
     describe_steps,
     forward_and_loss,
 )
@@ -79,11 +80,6 @@ class BatchShape:
         longest = max(longest, settings.pack_length or 0, length)
         rows = min(settings.batch_size, ceil(corpus.rows / packed))
         return cls(ceil(rows / world), rows, length, longest, settings.anchors_per_sequence or longest, packed)
-
-
-def describe_lack_of_rows(wanted: int, rows: int) -> str:
-    more = "prepare more prompts (corpus.limit=)"
-    return "" if rows >= wanted else f"; training refuses a step of {wanted} rows, as the corpus has {rows}: {more}"
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,11 @@ def describe_steps(steps: int, gradient_accumulation_steps: int, rows: int, anch
     return f"steps       {steps:,} of {several}{rows} rows x {anchors} anchors, {epochs:.1f} epochs"
 
 
+def describe_lack_of_rows(wanted: int, rows: int) -> str:
+    more = "prepare more prompts (corpus.limit=)"
+    return "" if rows >= wanted else f"; training refuses a step of {wanted} rows, as the corpus has {rows}: {more}"
+
+
 def describe_disk(trained: int) -> str:
     # The head, and a saved state with the head again and its two moments.
     return f"about {format_bytes(trained * BYTES_PER_TRAINED_PARAMETER)} for the run"

@@ -2,7 +2,7 @@
 
 vLLM schedules, runs the base model and verifies; this package adds what a CTC head needs: the hidden states of the
 base, the head's keys and values in vLLM's KV cache, and a batched search for the most probable chain of draft tokens.
-Installation and use: docs/serving.md. Only vllm_runner.py, vllm_config.py and cpu_sampling.py import vllm.
+Installation and use: docs/serving.md. Only vllm_runner.py, configuration.py and cpu_sampling.py import vllm.
 """
 
 from __future__ import annotations

@@ -77,8 +77,7 @@ class BatchDrafter:
         self.stops_S = torch.tensor(head.drafter.stops, dtype=torch.int64, device=device)
         if hasattr(head.drafter.body, "rotary"):
             head.drafter.body.rotary.tables(device)  # allocated now, before the engine measures its memory
-        classes = head.drafter.head.blank + 1
-        self.requests_at_once = max(1, LOGIT_BYTES // (4 * classes * head.drafter.frames))
+        self.requests_at_once = max(1, LOGIT_BYTES // (4 * (head.drafter.head.blank + 1) * head.drafter.frames))
         self.text_rows_at_once = TEXT_BYTES  # of all requests; known with the caches
 
     def bind(self, caches: Sequence[Tensor]) -> None:
@@ -115,7 +114,7 @@ class BatchDrafter:
         self.pending.append(Recorded(states_LE, positions_L.clone(), slots_L.clamp(min=0)))
         self.pending_tokens += len(slots_L)
 
-    def store_many(self) -> None:
+    def store_when_many(self) -> None:
         """Store what is pending if it is much; called where nothing is drafted."""
         if self.pending_tokens > MAX_PENDING:
             self.store_older()
@@ -159,7 +158,7 @@ class BatchDrafter:
         self.pending_tokens = 0
         parts = batch.split(self.requests_at_once, self.text_rows_at_once)
         drafted = [self.draft_part(part, states_LE, depth) for part in parts]
-        tokens_QK, probs_QK = (torch.cat(column) for column in zip(*drafted, strict=True))
+        tokens_QK, probs_QK = map(torch.cat, zip(*drafted, strict=True))
         return tokens_QK, probs_QK
 
     def draft_part(self, batch: DraftBatch, states_LE: Tensor, depth: int) -> Chains:

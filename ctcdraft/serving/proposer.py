@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctcdraft.serving import vllm_config as configuration
-from ctcdraft.serving import vllm_runner
+from ctcdraft.serving import configuration, vllm_runner
 from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch
 from ctcdraft.serving.lengths import DraftLengths
 from ctcdraft.serving.served_head import load_served_head
@@ -139,7 +138,7 @@ class CTCProposer:
         """Fill in the drafts of the step before."""
         due, self.due = self.due, None
         if due is None:
-            self.drafter.store_many()
+            self.drafter.store_when_many()
             return
         began = perf_counter()
         self.drafter.store_older()

@@ -16,7 +16,7 @@ from torch import nn
 
 from ctcdraft.errors import InputError
 from ctcdraft.serving import cpu_sampling, speculators
-from ctcdraft.serving.vllm_config import refuse_other_head, refuse_unserved
+from ctcdraft.serving.configuration import refuse_other_head, refuse_unserved
 
 PROPOSER = "ctcdraft.serving.CTCProposer"
 
@@ -58,7 +58,7 @@ def print_input_errors_alone() -> None:
     sys.excepthook = excepthook
 
 
-def drafts_after_sending(runner: Any) -> bool:
+def has_ctc_proposer(runner: Any) -> bool:
     """Return whether the drafter of a model runner is the one of this package; an engine may have none."""
     return hasattr(getattr(runner, "drafter", None), "record")
 
@@ -84,13 +84,13 @@ def install_hooks() -> None:
     def _model_forward(self: Any, *arguments: Any, **named: Any) -> Any:
         output = forward(self, *arguments, **named)
         slots = get_forward_context().slot_mapping
-        if slots and drafts_after_sending(self):
+        if slots and has_ctc_proposer(self):
             last, others = output if self.use_aux_hidden_state_outputs else (output, ())
             self.drafter.record((last, *others), named["positions"], slots)
         return output
 
     def propose_draft_token_ids(self: Any, *arguments: Any, **named: Any) -> Any:
-        if drafts_after_sending(self):
+        if has_ctc_proposer(self):
             spec_decode, common = arguments[6:8]
             count = common.num_reqs
             drafted = [0] * count if spec_decode is None else spec_decode.num_draft_tokens
@@ -101,12 +101,12 @@ def install_hooks() -> None:
         return propose(self, *arguments, **named)
 
     def take_draft_token_ids(self: Any) -> Any:
-        if drafts_after_sending(self):
+        if has_ctc_proposer(self):
             self.drafter.complete()
         return take(self)
 
     def _setup_eagle3_aux_hidden_state_outputs(self: Any) -> None:
-        if not drafts_after_sending(self):
+        if not has_ctc_proposer(self):
             return set_aux_layers(self)
         if self.drafter.aux_layers:
             self.use_aux_hidden_state_outputs = True
@@ -117,7 +117,7 @@ def install_hooks() -> None:
         update_length(self, max_model_len)
         # vLLM drafts nothing at all while one request is within reach of the end of its context; the proposer knows
         # how much room each request has.
-        if drafts_after_sending(self):
+        if has_ctc_proposer(self):
             self.effective_drafter_max_model_len = max_model_len + self.num_spec_tokens
 
     GPUModelRunner._model_forward = _model_forward

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from benchmarks.decoding import settings
 from benchmarks.launches import Case
 from benchmarks.simulated.device import active, device
+from benchmarks.simulated.rules import DeviceError
 from benchmarks.simulated.tensor import OBSERVERS
 from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
@@ -80,7 +81,7 @@ def count_missing(config: Comparison, store: ResultStore) -> None:
             print(f"counting {job.head}", flush=True)
             try:
                 stored[job.method] = count_head(config, store, job)
-            except (RuntimeError, NotImplementedError, InputError) as error:  # an operation that the device lacks
+            except (NotImplementedError, DeviceError, InputError) as error:  # an operation that the device lacks
                 print(f"{job.head} has no counted cost: {first_line(error)}", flush=True)
                 continue
             write_text(store.out / "costs.json", json.dumps(stored, indent=1) + "\n")

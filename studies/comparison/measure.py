@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -12,6 +11,7 @@ from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums
+from ctcdraft.evaluation.environment import git_state
 from ctcdraft.evaluation.metrics import paired_answers
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
@@ -81,7 +81,9 @@ def train(config: Comparison, store: ResultStore, job: Training) -> None:
 
 def training_row(job: Training, **measured: Any) -> Row:
     values = {key: getattr(job, key) for key in ("base", "role", "method", "seed", "steps")}
-    return {"job": job.name, **values, "learning_rate": job.rate, **job.levels, "commit": commit(), **measured}
+    state = git_state(REPOSITORY)
+    commit = state["commit"][:7] if state else "unknown"
+    return {"job": job.name, **values, "learning_rate": job.rate, **job.levels, "commit": commit, **measured}
 
 
 def count_parameters(store: ResultStore, job: Training) -> int:
@@ -90,11 +92,6 @@ def count_parameters(store: ResultStore, job: Training) -> int:
 
     with safe_open(RunDirectory(store.head_folder(job.name)).head, "pt") as file:
         return sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
-
-
-def commit() -> str:
-    command = ["git", "rev-parse", "--short=7", "HEAD"]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def contestants(store: ResultStore, job: Evaluation) -> list[str]:

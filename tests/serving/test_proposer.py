@@ -36,7 +36,8 @@ def proposer(monkeypatch):
     one = CTCProposer.__new__(CTCProposer)
     one.depth, one.due, one.last = 3, None, LastStep(0.0, frozenset())
     one.stored = []
-    one.drafter = SimpleNamespace(store_older=store_older, draft=draft, store_many=lambda: one.stored.append(clock.now))
+    store_when_many = lambda: one.stored.append(clock.now)  # noqa: E731
+    one.drafter = SimpleNamespace(store_older=store_older, draft=draft, store_when_many=store_when_many)
     one.lengths = SimpleNamespace(
         wants_draft=lambda requests: True,
         choose=lambda ids, probs_QK, rooms_Q, requests: rooms_Q,

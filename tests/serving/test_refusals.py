@@ -19,7 +19,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from ctcdraft.errors import InputError
 from ctcdraft.serving import vllm_runner
-from ctcdraft.serving.vllm_config import read_options, refuse_unserved
+from ctcdraft.serving.configuration import read_options, refuse_unserved
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200), pytest.mark.filterwarnings("default")]
 

@@ -155,7 +155,7 @@ def test_many_states_are_stored_without_a_draft_and_the_last_write_to_a_slot_cou
         read = slice(start, start + 3)
         read_LE = torch.cat([states_LE[start : start + 2], torch.randn(1, columns)])[: len(slots_L[read])]
         drafter.record(read_LE.chunk(3, dim=-1), torch.arange(12)[read], slots_L[read])
-        drafter.store_many()
+        drafter.store_when_many()
         waiting.append(drafter.pending_tokens)
     assert waiting == [3, 6, 3, 6, 3, 5]
     last = torch.tensor([1])
