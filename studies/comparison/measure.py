@@ -38,7 +38,7 @@ def overrides_of(config: Comparison, store: ResultStore, job: Training | Evaluat
     base = config.bases[job.base]
     return [
         *base.base, *base.corpus, *config.train, *job.own, f"trainer.learning_rate={job.rate:g}",
-        f"trainer.steps={job.steps}", f"trainer.warmup_steps={round(config.warmup * job.steps)}",
+        f"trainer.steps={job.steps}", f"trainer.warmup_steps={max(1, round(config.warmup * job.steps))}",
         f"trainer.probe_every={job.steps}", f"seed={job.seed}", f"data_seed={config.seeds[0]}",
         f"drafter.name={job.head}", f"run={store.head_folder(job.name)}",
     ]  # fmt: skip
