@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ctcdraft.ctc.conditioned_search import PrefixStates
@@ -78,17 +79,23 @@ def compiled_conditioned_search(
     return to_lists(kernels.search(frames, kernels.Correction(*correction), memory_R, *limits))
 
 
-def compiled_conditioned_chain(
-    log_probs_TC: Tensor, states: PrefixStates, depth: int, stop_token_ids: Collection[int], topology: Topology
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return tokens_K and masses_K of the chain whose every token makes the most probable prefix; masses are 0 below a
-    stop token. None without numba or where states are no arrays."""
-    if (kernels := conditioned_kernels()) is None or (arrays := states.arrays()) is None:
+def compiled_conditioned_chains(
+    logits_QTC: Tensor, correction: Any, memory_QR: Tensor, depth: int, stop_ids_S: Tensor, merges: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Return tokens_QK and masses_QK of the chains whose every token makes the most probable prefix.
+
+    Masses are 0 below a stop token. None without numba, where the correction has no arrays, or not in float32.
+
+    Args:
+        merges: whether equal labels of adjacent frames are one token.
+    """
+    ready = all(one.is_cpu and one.dtype == torch.float32 for one in (logits_QTC, memory_QR))
+    if not ready or (kernels := conditioned_kernels()) is None or (arrays := correction.arrays()) is None:
         return None
-    probs_TV, memory_R, *correction = arrays
-    frames = kernels.Frames(log_probs_TC.numpy(), probs_TV, log_probs_TC[:, -1].double().exp().numpy())
-    limits = stop_ids_array(stop_token_ids), min(depth, len(log_probs_TC)), topology.merges_repeats
-    return kernels.best_chain(frames, kernels.Correction(*correction), memory_R, *limits)
+    given = logits_QTC.contiguous().numpy(), kernels.Correction(*arrays), memory_QR.contiguous().numpy()
+    limits = stop_ids_array(stop_ids_S.tolist()), min(depth, logits_QTC.shape[1]), merges
+    tokens_QK, masses_QK = kernels.best_chains(*given, *limits)
+    return torch.from_numpy(tokens_QK), torch.from_numpy(masses_QK)
 
 
 def search_kernels() -> Any:

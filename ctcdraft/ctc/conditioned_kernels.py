@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctcdraft.array_kernels import compiled, exactly, exponentiate, step_gru
+from ctcdraft.array_kernels import compiled, exactly, exponentiate, log_softmax, step_gru
 from ctcdraft.ctc.best_first import TIE_TOLERANCE
 from ctcdraft.ctc.candidate_kernels import (
     Expanded,
@@ -78,8 +78,20 @@ def search(frames, correction, memory_R, nodes, stops_S, depth, merges, min_mass
 
 
 @compiled
+def best_chains(logits_QTC, correction, memory_QR, stops_S, depth, merges):
+    """Return tokens_QK and masses_QK of `compiled_conditioned_chains`."""
+    requests = len(logits_QTC)
+    tokens_QK, masses_QK = np.zeros((requests, depth), np.int64), np.zeros((requests, depth))
+    for q in range(requests):
+        log_probs_TC, probs_TV, _ = log_softmax(logits_QTC[q])
+        frames = Frames(log_probs_TC, probs_TV, np.exp(log_probs_TC[:, -1].astype(np.float64)))
+        tokens_QK[q], masses_QK[q] = best_chain(frames, correction, memory_QR[q], stops_S, depth, merges)
+    return tokens_QK, masses_QK
+
+
+@compiled
 def best_chain(frames, correction, memory_R, stops_S, depth, merges):
-    """Return tokens_K and masses_K of `compiled_conditioned_chain`. Row k is the prefix of k tokens, and its entry."""
+    """Return tokens_K and masses_K of one request. Row k is the prefix of k tokens, and its entry."""
     steps = len(frames.blank_T)
     found = new_candidates(depth + 1)
     masses_3RT = np.empty((3, depth, steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ctcdraft.nn.block_config import BlockConfig, RMSNorm
 from ctcdraft.nn.compiled_body import PEagleArrays
 from ctcdraft.nn.masks import visible_mask
 from ctcdraft.nn.rotary import Rotary
-from ctcdraft.nn.slot_attention import SlotBlock
+from ctcdraft.nn.slot_attention import SlotBlock, Text
 from ctcdraft.nn.slot_bodies import INITIAL_SPREAD, SlotBody, aux_projection, draw_weights
 from ctcdraft.nn.transformer import TensorPair
 
@@ -77,7 +78,7 @@ class PEagleBody(SlotBody):
         return keys_values
 
     def forward(
-        self, anchor_BAD: Tensor, root_BAD: Tensor, anchors_BA: Tensor, text: list[TensorPair], visible_BAL: Any
+        self, anchor_BAD: Tensor, root_BAD: Tensor, anchors_BA: Tensor, text: Sequence[Text], visible_BAL: Any
     ) -> Tensor:
         # The anchor's row is computed again as the first of the draft, which then must not see the one in the text.
         return super().forward(anchor_BAD, root_BAD, anchors_BA - 1, text, before_anchor(visible_BAL))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,43 @@ from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.block_operations import add_linear
 from ctcdraft.nn.rotary import apply_rotary
 from ctcdraft.nn.transformer import AttentionProjections, LlamaBlock, NormOfEach, TensorPair, last_input
+
+
+class StoredText(Protocol):
+    """Keys and values of the text for one block, wherever they are."""
+
+    def attend(self, query: Tensor, own_key: Tensor, own_value: Tensor, causal: bool) -> Tensor:
+        """Return what the slots' queries read from the text that their anchor sees and from the slots.
+
+        Args:
+            query: [B, G, A, R T, d], scaled; R query heads per key-value head.
+            own_key, own_value: of the slots, [B, G, A, T, d].
+            causal: a slot sees no later slot.
+        """
+
+
+Text = TensorPair | StoredText
+
+
+def attend_to_tensors(
+    text: TensorPair, visible_BAL: Tensor | None, query: Tensor, own_key: Tensor, own_value: Tensor, causal: bool
+) -> Tensor:
+    """Do `StoredText.attend` with keys and values [B, G, L, d], of which an anchor sees visible_BAL (None: all)."""
+    keys, values = text
+    # All anchors in one product: a product per anchor would copy the text's keys and values for each of them.
+    rows, frames = query.shape[2:4], own_key.shape[3]
+    to_text = (query.flatten(2, 3) @ keys.transpose(-1, -2)).unflatten(2, rows)  # b g a (r t) l
+    if visible_BAL is not None:
+        to_text = to_text.masked_fill(~visible_BAL[:, None, :, None, :], -torch.inf)
+    to_slots = query @ own_key.transpose(-1, -2)  # b g a (r t) t
+    if causal:
+        later_TT = torch.ones(frames, frames, dtype=torch.bool, device=query.device).triu(1)
+        repeats = to_slots.shape[-2] // frames
+        to_slots = to_slots.masked_fill(later_TT.repeat(repeats, 1), -torch.inf)
+    at_least_float32 = torch.promote_types(query.dtype, torch.float32)
+    weights = torch.cat([to_text, to_slots], dim=-1).softmax(dim=-1, dtype=at_least_float32).to(query.dtype)
+    on_text, on_slots = weights.split([keys.shape[2], frames], dim=-1)
+    return (on_text.flatten(2, 3) @ values).unflatten(2, rows) + on_slots @ own_value
 
 
 class SlotAttention(AttentionProjections):
@@ -26,8 +63,13 @@ class SlotAttention(AttentionProjections):
         super().__init__(shape)
         self.causal = causal
 
-    def forward(self, slots_BATD: Tensor, rotation: TensorPair, text: TensorPair, visible_BAL: Tensor | None) -> Tensor:
-        """Return update_BATD. rotation: [B, A, T, d]; visible_BAL: the text that an anchor may see (None: all)."""
+    def forward(self, slots_BATD: Tensor, rotation: TensorPair, text: Text, visible_BAL: Tensor | None) -> Tensor:
+        """Return update_BATD.
+
+        Args:
+            rotation: [B, A, T, d].
+            visible_BAL: the text that an anchor may see (None: all); a `StoredText` knows it itself.
+        """
         kv_heads, frames = self.shape.kv_heads, slots_BATD.shape[2]
         query = rearrange(self.query(slots_BATD), "b a t (h d) -> b a h t d", h=self.shape.heads)
         rotation = rotation[0][:, :, None], rotation[1][:, :, None]  # the same angles for every head
@@ -36,22 +78,8 @@ class SlotAttention(AttentionProjections):
         own_key = rearrange(self.key(slots_BATD), "b a t (g d) -> b a g t d", g=kv_heads)
         own_key = rearrange(apply_rotary(self.key_norm(own_key), rotation), "b a g t d -> b g a t d")
         own_value = rearrange(self.value(slots_BATD), "b a t (g d) -> b g a t d", g=kv_heads)
-        text_keys, text_values = text
-
-        # All anchors in one product: a product per anchor would copy the text's keys and values for each of them.
-        rows = query.shape[2:4]
-        to_text = (query.flatten(2, 3) @ text_keys.transpose(-1, -2)).unflatten(2, rows)  # b g a (r t) l
-        if visible_BAL is not None:
-            to_text = to_text.masked_fill(~visible_BAL[:, None, :, None, :], -torch.inf)
-        to_slots = query @ own_key.transpose(-1, -2)  # b g a (r t) t
-        if self.causal:
-            later_TT = torch.ones(frames, frames, dtype=torch.bool, device=query.device).triu(1)
-            repeats = to_slots.shape[-2] // frames
-            to_slots = to_slots.masked_fill(later_TT.repeat(repeats, 1), -torch.inf)
-        at_least_float32 = torch.promote_types(query.dtype, torch.float32)
-        weights = torch.cat([to_text, to_slots], dim=-1).softmax(dim=-1, dtype=at_least_float32).to(query.dtype)
-        on_text, on_slots = weights.split([text_keys.shape[2], frames], dim=-1)
-        mixed = (on_text.flatten(2, 3) @ text_values).unflatten(2, rows) + on_slots @ own_value
+        own = query, own_key, own_value, self.causal
+        mixed = attend_to_tensors(text, visible_BAL, *own) if isinstance(text, tuple) else text.attend(*own)
         return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))
 
     def step(self, x_BND: Tensor, slots: int, rotation: Any, memory: Any, layer: int, seen_TM: Any) -> Tensor:
@@ -88,7 +116,7 @@ class SlotBlock(LlamaBlock):
     def keys_values(self, x_BLD: Tensor, rotation: TensorPair) -> TensorPair:
         return self.attention.keys_values(self.attention_norm(x_BLD) if self.norm_text else x_BLD, rotation)
 
-    def forward(self, slots_BATD: Tensor, rotation: TensorPair, text: TensorPair, visible_BAL: Tensor | None) -> Tensor:
+    def forward(self, slots_BATD: Tensor, rotation: TensorPair, text: Text, visible_BAL: Tensor | None) -> Tensor:
         mixed_BATD = self.attention(self.attention_norm(slots_BATD), rotation, text, visible_BAL)
         slots_BATD = last_input(slots_BATD, self.width) + mixed_BATD
         return slots_BATD + self.mlp(self.mlp_norm(slots_BATD))

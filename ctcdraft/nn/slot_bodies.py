@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ctcdraft.errors import check_int
 from ctcdraft.nn.block_config import BlockConfig, RMSNorm
 from ctcdraft.nn.compiled_body import BodyArrays, DFlashArrays, compiled_step
 from ctcdraft.nn.rotary import Rotary
-from ctcdraft.nn.slot_attention import SlotBlock
+from ctcdraft.nn.slot_attention import SlotBlock, Text
 from ctcdraft.nn.transformer import TensorPair
 
 INITIAL_SPREAD = 0.02  # of weights drawn at random, as in transformers' models
@@ -67,7 +67,7 @@ class SlotBody(nn.Module):
         anchor_BAD: Tensor,
         root_BAD: Tensor,
         anchors_BA: Tensor,
-        text: list[TensorPair],
+        text: Sequence[Text],
         visible_BAL: Tensor | None,
     ) -> Tensor:
         """Return hidden states_BATD of every frame, ready for the head.

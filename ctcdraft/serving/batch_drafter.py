@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.nn.compiled_body import compiled_step
-from ctcdraft.nn.transformer import TensorPair
 from ctcdraft.serving.chains import Chains
 from ctcdraft.serving.served_head import ServedHead
+from ctcdraft.serving.slot_cache import SlotCache, cache_of_text, paged_texts, read_texts, slots_of
 
 MAX_PENDING = 256  # tokens whose hidden states are kept aside; more at a time are no cheaper per token
 LOGIT_BYTES = 2**28  # of logits at a time; the search holds about four tensors of their size
@@ -40,11 +39,12 @@ class Recorded(NamedTuple):
 class DraftBatch:
     """The requests of one step that get a draft."""
 
-    rows_Q: Tensor  # of the anchors among the hidden states recorded last
+    rows_Q: Tensor  # of the anchors among the rows in kept_L
     anchors_Q: Tensor  # position ids of the anchors
     roots_Q: Tensor
     table_QM: Tensor  # ids of the blocks that hold each request's text
     lengths: Sequence[int]  # of the texts up to their anchors, in ascending order
+    kept_L: Tensor  # rows of the last forward pass without those of rejected draft tokens, whose slots others will use
 
     @property
     def length(self) -> int:
@@ -59,7 +59,7 @@ class DraftBatch:
                 end += 1
             part = slice(start, end)
             columns = self.rows_Q[part], self.anchors_Q[part], self.roots_Q[part], self.table_QM[part]
-            yield DraftBatch(*columns, self.lengths[part])
+            yield DraftBatch(*columns, self.lengths[part], self.kept_L)
             start = end
 
 
@@ -100,7 +100,8 @@ class BatchDrafter:
                 self.bind([states_LD.new_zeros(1, shape.kv_heads, rows, 2 * shape.head_width)] * self.head.blocks)
             for _ in range(2):
                 self.record([states_LD] * layers, places_L, places_L)
-                self.draft(DraftBatch(ids_Q + 1, ids_Q + 1, ids_Q, torch.zeros_like(ids_Q)[:, None], lengths), depth)
+                table_Q1 = torch.zeros_like(ids_Q)[:, None]
+                self.draft(DraftBatch(ids_Q + 1, ids_Q + 1, ids_Q, table_Q1, lengths, places_L), depth)
         self.bind([])
 
     def record(self, layers: Sequence[Tensor], positions_L: Tensor, slots_L: Tensor) -> None:
@@ -154,7 +155,8 @@ class BatchDrafter:
     def draft(self, batch: DraftBatch, depth: int) -> Chains:
         """Return the most probable chains of a batch, on its device."""
         self.store_older()
-        states_LE = self.store([self.pending.pop()])
+        last = self.pending.pop()
+        states_LE = self.store([Recorded(*(column[batch.kept_L] for column in last))])
         self.pending_tokens = 0
         parts = batch.split(self.requests_at_once, self.text_rows_at_once)
         drafted = [self.draft_part(part, states_LE, depth) for part in parts]
@@ -165,86 +167,22 @@ class BatchDrafter:
         drafter = self.head.drafter
         anchor_Q1E, roots_Q1 = states_LE[batch.rows_Q, None], batch.roots_Q[:, None]
         root_Q1D, anchor_Q1D = drafter.embedding(roots_Q1).to(drafter.dtype), anchor_Q1E[..., : drafter.width]
-        slots_QL = slots_of(batch.table_QM, batch.length, self.caches)
         states_Q1TD = None
-        if self.caches and len(slots_QL) == 1 and states_LE.is_cpu:
-            memory = cache_of_text(self.caches, slots_QL, drafter.body.rows)
+        if self.caches and len(batch.lengths) == 1 and states_LE.is_cpu:
+            slots_1L = slots_of(batch.table_QM, batch.length, self.caches)
+            memory = cache_of_text(self.caches, slots_1L, drafter.body.rows)
             states_Q1TD = compiled_step(drafter.body, anchor_Q1E, root_Q1D, memory)
         if states_Q1TD is None:
+            text: Any = paged_texts(self.caches, batch.table_QM, batch.lengths)
+            text = text or read_texts(self.caches, slots_of(batch.table_QM, batch.length, self.caches))
             places_L = torch.arange(batch.length, device=states_LE.device)
-            visible_QL = places_L <= batch.anchors_Q[:, None]
             states_Q1TD = drafter.body(
                 anchor_BAD=anchor_Q1D,
                 root_BAD=root_Q1D,
                 anchors_BA=batch.anchors_Q[:, None],
-                text=read_texts(self.caches, slots_QL),
-                visible_BAL=visible_QL[:, None],
+                text=text,
+                visible_BAL=(places_L <= batch.anchors_Q[:, None])[:, None],
             )
         emissions = drafter.emissions(states_Q1TD, anchor_Q1D, roots_Q1)
         start_QR = None if emissions.start_BAR is None else emissions.start_BAR[:, 0]
         return self.head.search(emissions.logits()[:, 0], depth, self.stops_S, drafter.correction, start_QR)
-
-
-class SlotCache:
-    """The keys and values of one block of the head, stored side by side in one row per slot and head."""
-
-    def __init__(self, cache: Tensor) -> None:
-        _, heads, self.slots_per_block, self.columns = cache.shape
-        # The engine chooses the order of blocks, heads and slots in memory; rows of 2 d numbers are whole in all.
-        strides = cache.stride()
-        if strides[3] != 1 or any(stride % self.columns for stride in strides[:3]):
-            raise ValueError(f"a KV cache of strides {strides} does not keep rows of {self.columns} numbers together")
-        self.block_rows, head_rows, self.slot_rows = (stride // self.columns for stride in strides[:3])
-        last = sum(stride // self.columns * (size - 1) for stride, size in zip(strides[:3], cache.shape, strict=False))
-        self.rows = cache.as_strided((last + 1, self.columns), (self.columns, 1))
-        self.heads_G1 = (torch.arange(heads, device=cache.device) * head_rows)[:, None]
-        self.copies = self.rows.new_empty(0, self.columns)
-
-    def row_ids(self, slots_XL: Tensor) -> Tensor:
-        """Return the rows_XGL of slots."""
-        blocks_XL, offsets_XL = slots_XL // self.slots_per_block, slots_XL % self.slots_per_block
-        return (blocks_XL * self.block_rows + offsets_XL * self.slot_rows)[..., None, :] + self.heads_G1
-
-    def write(self, rows_GL: Tensor, keys_values: TensorPair) -> None:
-        """Store keys and values [G, L, d]; later writes to a slot replace earlier ones."""
-        self.rows[rows_GL] = torch.cat(keys_values, dim=-1)
-
-    def read(self, rows_QGL: Tensor) -> TensorPair:
-        """Return keys and values [Q, G, L, d] of rows from `row_ids`: views of one copy, valid until the next call."""
-        count = rows_QGL.numel()
-        if count > len(self.copies):  # kept: on a CPU the pages of a new copy take four times as long as the copying
-            self.copies = self.rows.new_empty(count, self.columns)
-        torch.index_select(self.rows, 0, rows_QGL.flatten(), out=self.copies[:count])
-        keys, values = self.copies[:count].view(*rows_QGL.shape, self.columns).split(self.columns // 2, dim=-1)
-        return keys, values
-
-
-def slots_of(table_QM: Tensor, length: int, caches: Sequence[SlotCache]) -> Tensor:
-    """Return the slots_QL of the first `length` tokens of every request. table_QM: the ids of its blocks."""
-    size = caches[0].slots_per_block if caches else 1
-    places_L = torch.arange(length if caches else 0, device=table_QM.device)
-    return table_QM.long()[:, places_L // size] * size + places_L % size
-
-
-def read_texts(caches: Sequence[SlotCache], slots_QL: Tensor) -> list[TensorPair]:
-    """Return keys and values [Q, G, L, d] of every request, for every block.
-
-    What follows a request's own text is undefined and has to be masked.
-    """
-    if not caches:
-        return []
-    rows_QGL = caches[0].row_ids(slots_QL)
-    return [cache.read(rows_QGL) for cache in caches]
-
-
-def cache_of_text(caches: Sequence[SlotCache], slots_1L: Tensor, rows: int) -> KVCache:
-    """Return a cache with keys and values of one request's text before its anchor, and room for so many rows behind."""
-    text = read_texts(caches, slots_1L)
-    length, (_, heads, _, width) = slots_1L.shape[1], text[0][0].shape
-    memory = KVCache(len(caches), length + rows)
-    keys, values = (text[0][0].new_empty(len(caches), 1, heads, memory.capacity, width) for _ in range(2))
-    for number, (own_keys, own_values) in enumerate(text):
-        keys[number, :, :, :length], values[number, :, :, :length] = own_keys, own_values
-    memory.use_buffers(keys, values)
-    memory.crop(length - 1)
-    return memory

@@ -13,17 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.ctc.best_first import compiled_conditioned_chain
+from ctcdraft.ctc.best_first import compiled_conditioned_chains
 from ctcdraft.ctc.conditioned_search import continue_prefixes
 from ctcdraft.ctc.fused_conditioned import LOGIT_RANGE
 from ctcdraft.ctc.next_label import gather_class
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
-from ctcdraft.drafters.trees.request import ConditionedFrames
 
 MAX_COMPILED = 32  # requests: not measured beyond
 
@@ -44,30 +42,14 @@ def conditioning(correction: Any, memory_QR: Any, probs_QTV: Tensor, blank_QT: T
     return factor_QV, (torch.bmm(probs_QTV, factor_QV[..., None])[..., 0] + blank_QT).reciprocal()
 
 
-def compiled_chains(
-    topology: Topology, logits_QTC: Tensor, depth: int, stops_S: Tensor, correction: Any, memory_QR: Any
-) -> Chains | None:
-    """Return the chains of a few requests by machine code; None where that is not possible or not faster."""
-    if correction is None or len(logits_QTC) > MAX_COMPILED or not logits_QTC.is_cpu:
-        return None
-    chains = []
-    for logits_TC, memory_R in zip(logits_QTC, memory_QR, strict=True):
-        frames = ConditionedFrames.of_logits(logits_TC, correction, memory_R[None])
-        if (
-            chain := compiled_conditioned_chain(frames.log_probs_TC, frames, depth, stops_S.tolist(), topology)
-        ) is None:
-            return None
-        chains.append(chain)
-    tokens_QK, masses_QK = (torch.from_numpy(np.stack(column)) for column in zip(*chains, strict=True))
-    return tokens_QK, masses_QK
-
-
 def alignment_chains(topology: Topology) -> ChainSearch:
     """Return the search for frames whose alignments are summed over: of CTC or of a transducer."""
 
     def search(logits_QTC: Tensor, depth: int, stops_S: Tensor, correction: Any, memory_QR: Any) -> Chains:
-        if (chains := compiled_chains(topology, logits_QTC, depth, stops_S, correction, memory_QR)) is not None:
-            return chains
+        if correction is not None and len(logits_QTC) <= MAX_COMPILED:
+            given = logits_QTC, correction, memory_QR, depth, stops_S, topology.merges_repeats
+            if (chains := compiled_conditioned_chains(*given)) is not None:
+                return chains
         probs_QTC = logits_QTC.softmax(dim=-1, dtype=torch.float32)
         probs_QTV, blank_QT = probs_QTC[..., :-1], probs_QTC[..., -1]
         factor_QV, scale_QT = conditioning(correction, memory_QR, probs_QTV, blank_QT)

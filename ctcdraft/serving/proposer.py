@@ -39,6 +39,15 @@ class Step:
         sizes = zip(self.starts[:-1], self.starts[1:], self.drafted, strict=True)
         return all(end - start == 1 + drafted for start, end, drafted in sizes)
 
+    def kept_rows(self, sampled: Sequence[Sequence[int]]) -> list[range]:
+        """Return the rows of every request's tokens in the forward pass, without those of rejected draft tokens.
+
+        The last one is the anchor of the next draft: the token before the root.
+        """
+        ends = zip(self.starts[1:], self.drafted, sampled, strict=True)
+        kept = [end - (drafted + 1 - len(tokens) if drafted else 0) for end, drafted, tokens in ends]
+        return list(map(range, self.starts[:-1], kept))
+
     def kept(self, i: int, tokens: Sequence[int], length: int) -> tuple[int, bool]:
         """Return how many of a request's sampled tokens stay, and whether it goes on after them.
 
@@ -169,16 +178,17 @@ class CTCProposer:
     def chains(self, due: DueDraft) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens_QK and probabilities_QK of the requests `asked`."""
         step, sampled = due.step, due.sampled
-        # The anchor is the token before the root: the last one read before the first rejected draft token.
-        behind = [step.starts[i + 1] - step.drafted[i] + len(sampled[i]) - 2 for i in due.asked]
-        anchors = [int(due.lengths[i]) - 2 for i in due.asked]
-        columns = torch.tensor([behind, anchors, [sampled[i][-1] for i in due.asked], due.asked])
+        kept = step.kept_rows(sampled)
+        last = np.cumsum([len(rows) for rows in kept]) - 1  # of every request among the kept rows: its anchor
+        columns = [last[due.asked], due.lengths[due.asked] - 2, [sampled[i][-1] for i in due.asked], due.asked]
+        indices = torch.from_numpy(np.concatenate([*columns, *kept]))
         device = step.table_QM.device
         if device.type == "cuda":
-            columns = columns.pin_memory()
-        rows_Q, anchors_Q, roots_Q, requests_Q = columns.to(device, non_blocking=True)
-        texts = [anchor + 1 for anchor in anchors]
-        batch = DraftBatch(rows_Q, anchors_Q, roots_Q, step.table_QM[requests_Q], texts)
+            indices = indices.pin_memory()
+        *ids, kept_L = indices.to(device, non_blocking=True).split([len(due.asked)] * 4 + [int(last[-1]) + 1])
+        rows_Q, anchors_Q, roots_Q, requests_Q = ids
+        texts = [int(due.lengths[i]) - 1 for i in due.asked]
+        batch = DraftBatch(rows_Q, anchors_Q, roots_Q, step.table_QM[requests_Q], texts, kept_L)
         tokens_QK, probs_QK = self.drafter.draft(batch, self.depth)
         both = torch.stack([tokens_QK.double(), probs_QK.double()]).cpu().numpy()  # one transfer
         return both[0].astype(np.int64), both[1]

@@ -128,7 +128,7 @@ def test_a_head_with_lm_heads_of_its_own_is_served():
     served = BatchDrafter(ServedHead(drafter, frame_chains, AcceptanceModel(), [0], 256))
     states_LD, roots_Q, places_L = torch.randn(2, base.width), torch.tensor([7, 9]), torch.arange(2)
     served.record([states_LD], places_L, places_L)
-    tokens_QK, _ = served.draft(DraftBatch(places_L, places_L, roots_Q, torch.zeros(2, 1).long(), [2, 2]), 3)
+    tokens_QK, _ = served.draft(DraftBatch(places_L, places_L, roots_Q, torch.zeros(2, 1).long(), [2, 2], places_L), 3)
     for state_D, root, tokens_K in zip(states_LD, roots_Q, tokens_QK, strict=True):
         context = Context(torch.stack([root, root]), state_D[None], 30, 4)
         tree, _ = drafter.draft(context, None, torch.Generator())

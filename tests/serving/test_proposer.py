@@ -113,3 +113,17 @@ def test_requests_are_drafted_for_in_the_order_of_their_lengths(proposer):
     proposer.drafter.draft = lambda batch, depth: (asked.append(batch.lengths), draft(batch, depth))[1]
     assert step_of(proposer, [[7], [9]], [15, 10], [0, 0])[1] == [[8, 9, 10], [10, 11, 12]]
     assert asked == [[9, 14]]
+
+
+def test_rows_of_rejected_draft_tokens_are_left_out(proposer):
+    batches = []
+    draft = proposer.drafter.draft
+    proposer.drafter.draft = lambda batch, depth: (batches.append(batch), draft(batch, depth))[1]
+    # Three requests: one of three draft tokens accepted, in prefill with four tokens read, both of two accepted.
+    proposer.begin_step(tuple("abc"), [0, 4, 8, 11], [3, 0, 2], torch.zeros(3, 1), (20,) * 3, [STOPS] * 3)
+    proposer.propose([[5, 6], [], [7, 8, 9]], np.array([10, 4, 8]))
+    proposer.complete()
+    (batch,) = batches
+    assert batch.kept_L.tolist() == [0, 1, 4, 5, 6, 7, 8, 9, 10]
+    assert batch.kept_L[batch.rows_Q].tolist() == [10, 1]  # the last rows of the third and of the first request
+    assert (batch.roots_Q.tolist(), batch.anchors_Q.tolist(), batch.lengths) == ([9, 6], [6, 8], [7, 9])
