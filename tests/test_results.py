@@ -122,8 +122,10 @@ def test_an_archive_is_reproducible_and_names_no_machine(folder):
         assert "answers" not in name or name == "answers.txt", (
             "responses to other people's prompts may not be published"
         )
-        if name.endswith("report.json"):
-            report = json.loads(text)
+        reports = [json.loads(text)] if name.endswith("report.json") else []
+        if name == "evaluations.jsonl":
+            reports = [json.loads(line)["report"] for line in text.splitlines()]
+        for report in reports:
             environment = report["environment"]
             assert environment["command"].startswith("python ")
             assert re.fullmatch("[0-9a-f]{40}", environment["git"]["commit"])

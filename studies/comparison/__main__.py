@@ -34,11 +34,12 @@ def main(overrides: list[str]) -> None:
     began, failed = monotonic(), set[str]()
     while (name := run_next(config, store, failed, seconds_left(config, began))) is not None:
         print(f"{'failed' if name in failed else 'finished'} {name}", flush=True)
+        costs.count_missing(config, store)  # now, while the head is there
         if not seconds_left(config, began):
             print(f"{config.hours:g} hours have passed; the same command goes on")
             break
     else:
-        costs.count_missing(config, store)
+        costs.count_missing(config, store, wait=True)
         collect_raw(config, store)
         (publish if config.publish else write_page)(store)
     if failed:
@@ -55,21 +56,21 @@ def run_next(config: Comparison, store: ResultStore, failed: set[str], left: flo
     One that fails is added to `failed`, whose jobs are not run. Jobs estimated to take longer than `left` seconds are
     not begun, and a timed loop only where no other process runs a job: these then wait until it ends.
     """
-    rows, entries = store.rows(), store.jobs()
+    rows, measured = store.rows(), store.measured()
     jobs = all_jobs(config, rows)
-    done = {job.name for job in jobs if measure.is_done(store, job, rows)}
+    done = measure.finished_jobs(store, jobs, rows)
     for job in jobs:
-        needs = {f"{job.base}/{head.partition('@')[0]}" for head in job.heads} if isinstance(job, Evaluation) else set()
+        needs = measure.needed_heads(job) if isinstance(job, Evaluation) else set()
         if job.name in done | failed or not job.settled or not needs <= done:
             continue
-        if (measure.estimate(config, job, rows, entries)[0] or 0.0) > left:
+        if (measure.estimate(config, job, rows, measured)[0] or 0.0) > left:
             continue
         timed = isinstance(job, Evaluation) and job.kind == "loop"
         with ExitStack() as locks:
             held = locks.enter_context(store.lock("machine", wait=not timed, shared=not timed))
             held = held and locks.enter_context(store.lock(job.name))
             # Another process may have finished it since the rows were read.
-            if not held or measure.is_done(store, job, store.rows()):
+            if not held or job.name in measure.finished_jobs(store, jobs, store.rows()):
                 continue
             try:
                 if isinstance(job, Training):
@@ -84,11 +85,15 @@ def run_next(config: Comparison, store: ResultStore, failed: set[str], left: flo
 
 
 def refuse_changed(config: Comparison, store: ResultStore) -> None:
-    """Raise InputError if a job that was begun would now be made with other overrides."""
-    entries = store.jobs()
-    for job in all_jobs(config, store.rows()):
+    """Raise InputError if a job that was begun or is finished would now be made with other overrides."""
+    entries, rows = store.jobs(), store.rows()
+    finished = rows | store.measured()
+    for job in all_jobs(config, rows):
+        overrides = measure.overrides_of(config, store, job)
         if job.settled and job.name in entries:
-            store.refuse_changed(job.name, entries[job.name]["overrides"], measure.overrides_of(config, store, job))
+            store.refuse_changed(job.name, entries[job.name]["overrides"], overrides)
+        if job.settled and job.name in finished:
+            store.refuse_other(job.name, finished[job.name], overrides)
 
 
 def describe_plan(config: Comparison, store: ResultStore) -> str:
@@ -97,15 +102,15 @@ def describe_plan(config: Comparison, store: ResultStore) -> str:
     ~ marks an estimate from other methods, ? a job of which nothing like it is finished, and (provisional) a job whose
     learning rate, head or cell depends on jobs that are missing.
     """
-    rows, entries = store.rows(), store.jobs()
+    rows, measured = store.rows(), store.measured()
     jobs = all_jobs(config, rows)
-    done = {job.name for job in jobs if measure.is_done(store, job, rows)}
+    done = measure.finished_jobs(store, jobs, rows)
     lines, left, unknown = [], 0.0, 0
     for job in jobs:
         if job.name in done:
             lines.append(f"done      {job.name}")
             continue
-        seconds, own = measure.estimate(config, job, rows, entries)
+        seconds, own = measure.estimate(config, job, rows, measured)
         if isinstance(job, Training):
             what = f"{job.steps} steps at {job.rate:g}"
         else:

@@ -20,18 +20,18 @@ from torch import Tensor, nn
 from benchmarks.decoding import settings
 from benchmarks.launches import Case
 from benchmarks.simulated.device import active, device
-from benchmarks.simulated.rules import DeviceError
 from benchmarks.simulated.tensor import OBSERVERS
 from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import compose_config
 from ctcdraft.config.contestants import ContestantConfig, build_contestant, load_base, resolve_contestants
-from ctcdraft.errors import InputError, first_line
+from ctcdraft.errors import first_line
 from ctcdraft.fused import OPERATIONS
 from ctcdraft.io import write_text
 from ctcdraft.models.meta import build_meta_base
 from ctcdraft.models.stats import ModelStats
 from studies.comparison.config import Comparison
 from studies.comparison.jobs import Training, ladder_trainings
+from studies.comparison.measure import is_trained
 from studies.comparison.store import ResultStore
 
 STEPS = 4
@@ -72,24 +72,33 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def count_missing(config: Comparison, store: ResultStore) -> None:
-    """Count the heads of the first base at budget 1x, and write costs.json after each."""
+def count_missing(config: Comparison, store: ResultStore, wait: bool = False) -> None:
+    """Count the heads of the first base at budget 1x, and write costs.json after each.
+
+    One process does it, the others wait or go on; while it does, no loop is timed.
+    """
+    with store.lock("costs.json", wait=wait) as held:
+        if held:
+            with store.lock("machine", wait=True, shared=True):
+                count_heads(config, store)
+
+
+def count_heads(config: Comparison, store: ResultStore) -> None:
     rows, stored = store.rows(), read_costs(store)
     jobs = [job for job in ladder_trainings(config, rows) if job.role == "1x" and job.base == config.first_base]
     for job in jobs:
-        if job.method not in stored and job.name in rows and store.head_folder(job.name).is_dir():
+        if job.method not in stored and job.name in rows and is_trained(store.head_folder(job.name)):
             print(f"counting {job.head}", flush=True)
             try:
                 stored[job.method] = count_head(config, store, job)
-            except (NotImplementedError, DeviceError, InputError) as error:  # an operation that the device lacks
+            except Exception as error:  # such as an operation that the device lacks; all else is worth measuring
                 print(f"{job.head} has no counted cost: {first_line(error)}", flush=True)
-                continue
-            write_text(store.out / "costs.json", json.dumps(stored, indent=1) + "\n")
+                stored[job.method] = {"refused": first_line(error)}
+            write_text(store.costs, json.dumps(stored, indent=1) + "\n")
 
 
 def read_costs(store: ResultStore) -> dict[str, dict[str, Any]]:
-    file = store.out / "costs.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return json.loads(store.costs.read_text()) if store.costs.is_file() else {}
 
 
 def count_head(config: Comparison, store: ResultStore, job: Training) -> dict[str, Any]:

@@ -55,11 +55,17 @@ class Evaluation:
     base: str
     kind: str
     benchmark: str
-    group: str
+    role: str
+    seed: int
+    part: str  # "" of the only evaluation of a role and seed, else ".0", ".1", ...
     heads: tuple[str, ...]  # contestants: heads as HEAD@TREE, then drafters without training
     untrained: tuple[str, ...]
     overrides: Overrides
     settled: bool
+
+    @property
+    def group(self) -> str:
+        return f"{self.role}.s{self.seed}{self.part}"
 
     @property
     def name(self) -> str:
@@ -74,15 +80,13 @@ def all_jobs(config: Comparison, rows: Rows) -> list[Training | Evaluation]:
 
 
 def turn(config: Comparison, job: Training | Evaluation) -> int:
-    """Return a number by which jobs are sorted: a study that is stopped early has all heads and cells, at one seed."""
-    first = job.base == config.first_base
-    if isinstance(job, Evaluation):  # loops last: they run alone
-        of_once = first and f"{job.group}.".startswith(f"1x.s{config.seeds[0]}.")
-        return 8 if job.kind == "loop" else 2 if of_once else 7
-    if not first:
-        return 5
-    turns = {TRIAL: 0, "1x": 1, PACE: 3, CROSSED_TRIAL: 3, CROSSED: 3}
-    return turns.get(job.role, 6) if job.seed == config.seeds[0] else 4
+    """Return a number by which jobs are sorted: a study that is stopped early has all heads and cells, at one seed.
+
+    The evaluations of heads follow their trainings.
+    """
+    stages = {TRIAL: 0, "1x": 1, PACE: 2, CROSSED_TRIAL: 2, CROSSED: 2}
+    stage = stages.get(job.role, 5) if job.seed == config.seeds[0] else 3
+    return 2 * (stage if job.base == config.first_base else 4) + isinstance(job, Evaluation)
 
 
 def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
@@ -195,25 +199,24 @@ def deciding_cells(config: Comparison, jobs: Mapping[str, Training], rows: Rows)
 
 def evaluations(config: Comparison, trainings: Iterable[Training], rows: Rows) -> Iterator[Evaluation]:
     """Yield replays of all compared heads, and timed loops of those at budget 1x, in groups of one role and seed."""
-    groups: dict[tuple[str, str], list[Training]] = {}
+    groups: dict[tuple[str, str, int], list[Training]] = {}
     for job in trainings:
         if job.is_compared and not (job.name in rows and has_diverged(rows[job.name])):
-            groups.setdefault((job.base, f"{job.role}.s{job.seed}"), []).append(job)
-    for (base, group), jobs in groups.items():
-        first = jobs[0].role == "1x" and jobs[0].seed == config.seeds[0]
-        yield from grouped(config, "replay", base, group, jobs, first)
+            groups.setdefault((job.base, job.role, job.seed), []).append(job)
+    for (_, role, seed), jobs in groups.items():
+        first = role == "1x" and seed == config.seeds[0]
+        yield from grouped(config, "replay", jobs, first)
         if first and config.measure.loop is not None:
-            yield from grouped(config, "loop", base, group, jobs, first)
+            yield from grouped(config, "loop", jobs, first)
 
 
-def grouped(
-    config: Comparison, kind: str, base: str, group: str, jobs: Sequence[Training], with_untrained: bool
-) -> Iterator[Evaluation]:
-    measure = config.measure
+def grouped(config: Comparison, kind: str, jobs: Sequence[Training], with_untrained: bool) -> Iterator[Evaluation]:
+    """Yield the evaluations of heads of one base, role and seed."""
+    measure, base, role, seed = config.measure, jobs[0].base, jobs[0].role, jobs[0].seed
     nodes = ",".join(map(str, measure.nodes))
     how = measure.loop or () if kind == "loop" else ("measure=replay", f"measure.nodes=[{nodes}]")
     how += () if kind == "loop" else (f"measure.checked={measure.checked}",)
-    how += measure.crossed if jobs[0].role == CROSSED else ()
+    how += measure.crossed if role == CROSSED else ()
     heads = [f"{job.head}@{tree}" for job in jobs for _, tree in job.trees] or [job.head for job in jobs]
     # Speed-ups are compared within one evaluation alone, so that one times all heads.
     most = len(heads) if kind == "loop" else measure.heads
@@ -223,11 +226,11 @@ def grouped(
     settled = all(job.settled for job in jobs)
     for benchmark, own in measure.benchmarks.items():
         for start in range(0, len(heads), most):
-            part = f"{group}.{start // most}" if len(heads) > most else group
+            part = f".{start // most}" if len(heads) > most else ""
             overrides = (*config.bases[base].base, *own, *measure.evaluate, "decoding=greedy", *how)
             beside = tuple(others) if start == 0 else ()
             chunk = tuple(heads[start : start + most])
-            yield Evaluation(base, kind, benchmark, part, chunk, beside, overrides, settled)
+            yield Evaluation(base, kind, benchmark, role, seed, part, chunk, beside, overrides, settled)
 
 
 def has_diverged(row: Row) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from ctcdraft.config.cli import REPOSITORY
@@ -16,16 +17,12 @@ from ctcdraft.evaluation.metrics import paired_answers
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.evaluation import records_at_size
-from ctcdraft.io import write_text
 from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.sweep import Job, read_metrics, read_run
 from studies.comparison.config import Comparison
 from studies.comparison.jobs import CROSSED, CROSSED_TRIAL, DIVERGED_TAU, Evaluation, Row, Rows, Training, has_diverged
-from studies.comparison.store import ResultStore, run_script
+from studies.comparison.store import ResultStore, run_script, settings_digest
 
-# Tokens, steps and seconds of every row by question: what intervals need, in a hundredth of the size of the responses
-# and without their text, which may not be published with other people's prompts.
-COUNTS_FILE = "counts.json"
 ALL_QUESTIONS = 10**9
 DIVERGED = "trainer.max_nonfinite_steps="  # in the sentence with which train.py ends a training that diverged
 
@@ -33,7 +30,7 @@ DIVERGED = "trainer.max_nonfinite_steps="  # in the sentence with which train.py
 def overrides_of(config: Comparison, store: ResultStore, job: Training | Evaluation) -> list[str]:
     """Return the arguments of train.py or evaluate.py."""
     if isinstance(job, Evaluation):
-        heads = ",".join(contestants(store, job))
+        heads = ",".join(head_folders(store, job))
         return [*job.overrides, f"contestants=[{heads}]", f"out={store.evaluation_folder(job.name)}"]
     base = config.bases[job.base]
     return [
@@ -44,46 +41,66 @@ def overrides_of(config: Comparison, store: ResultStore, job: Training | Evaluat
     ]  # fmt: skip
 
 
-def is_done(store: ResultStore, job: Training | Evaluation, rows: Rows) -> bool:
-    """Return whether a job is finished; heads that are compared must also still be there."""
-    if isinstance(job, Evaluation):
-        folder = store.evaluation_folder(job.name)
-        return (folder / "report.json").is_file() and (folder / COUNTS_FILE).is_file()
-    if job.name not in rows or not job.is_compared or has_diverged(rows[job.name]):
-        return job.name in rows
-    return RunDirectory(store.head_folder(job.name)).head.is_file()
+def finished_jobs(store: ResultStore, jobs: Sequence[Training | Evaluation], rows: Rows) -> set[str]:
+    """Return the names of the jobs that are finished.
+
+    A head that an evaluation still needs must also be there; with `out` it may have been lost.
+    """
+    measured = store.measured()
+    missing = [job for job in jobs if isinstance(job, Evaluation) and job.name not in measured]
+    needed = set[str]().union(*map(needed_heads, missing))
+
+    def is_done(job: Training | Evaluation) -> bool:
+        if isinstance(job, Evaluation):
+            return job.name in measured
+        if job.name not in rows or job.name not in needed or has_diverged(rows[job.name]):
+            return job.name in rows
+        return is_trained(store.head_folder(job.name))
+
+    return {job.name for job in jobs if is_done(job)}
+
+
+def is_trained(folder: Path) -> bool:
+    """Return whether a training has ended with a head: a head is saved before its last step, too."""
+    found = read_run(folder)
+    return isinstance(found, Job) and found.status == "complete" and RunDirectory(folder).head.is_file()
+
+
+def needed_heads(job: Evaluation) -> set[str]:
+    """Return the names of the trainings whose heads an evaluation measures."""
+    return {f"{job.base}/{head.partition('@')[0]}" for head in job.heads}
 
 
 def train(config: Comparison, store: ResultStore, job: Training) -> None:
     """Train a head, or go on with one that was interrupted, and append its row."""
     overrides, folder = overrides_of(config, store, job), store.head_folder(job.name)
     store.note(job.name, overrides=overrides)
-    found = read_run(folder)
-    if not isinstance(found, Job) or found.status != "complete" or not RunDirectory(folder).head.is_file():
+    if not is_trained(folder):
         resumed = [f"resume={folder}"] if RunDirectory(folder).resume_files else [*overrides, "overwrite=true"]
         try:
             run_script("train.py", resumed, store.log_file(job.name))
         except InputError as error:
-            if DIVERGED not in str(error):
+            if DIVERGED not in str(error) or job.name in store.rows():
                 raise
             # A row, because the other learning rates and heads are compared only once all of them are finished.
             store.note(job.name, diverged=str(error))
             seconds = sum(line.get("processor_seconds", 0.0) for line in read_metrics(folder))
-            return store.append_row(training_row(job, seconds=seconds, tau=DIVERGED_TAU))
-        found = read_run(folder)
+            return store.append_row(training_row(job, overrides, seconds=seconds, tau=DIVERGED_TAU))
+    found = read_run(folder)
     if not isinstance(found, Job):
         raise InputError(f"{folder} has no validation by decoding; trainer.probe_prompts must be >= 1")
     if job.name not in store.rows():
         measured = {"seconds": found.seconds_by_clock.get("processor"), "tau": found.tau, "loss": found.loss}
         measured |= {"frames": found.values.get("drafter.frames"), "parameters": count_parameters(store, job)}
-        store.append_row(training_row(job, **measured))
+        store.append_row(training_row(job, overrides, **measured))
 
 
-def training_row(job: Training, **measured: Any) -> Row:
+def training_row(job: Training, overrides: Sequence[str], **measured: Any) -> Row:
     values = {key: getattr(job, key) for key in ("base", "role", "method", "seed", "steps")}
     state = git_state(REPOSITORY)
     commit = state["commit"][:7] if state else "unknown"
-    return {"job": job.name, **values, "learning_rate": job.rate, **job.levels, "commit": commit, **measured}
+    values |= {"learning_rate": job.rate, "commit": commit, "settings": settings_digest(overrides)}
+    return {"job": job.name, **values, **job.levels, **measured}
 
 
 def count_parameters(store: ResultStore, job: Training) -> int:
@@ -94,22 +111,23 @@ def count_parameters(store: ResultStore, job: Training) -> int:
         return sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
 
 
-def contestants(store: ResultStore, job: Evaluation) -> list[str]:
+def head_folders(store: ResultStore, job: Evaluation) -> list[str]:
     return [*(str(store.head_folder(f"{job.base}/{head}")) for head in job.heads), *job.untrained]
 
 
 def measure(config: Comparison, store: ResultStore, job: Evaluation) -> None:
-    """Run an evaluation, or go on with one that was interrupted, and write its counts by question."""
-    folder, heads = store.evaluation_folder(job.name), contestants(store, job)
+    """Run an evaluation, or go on with one that was interrupted, and append its report and counts by question."""
+    folder, heads = store.evaluation_folder(job.name), head_folders(store, job)
     overrides = overrides_of(config, store, job)
     store.note(job.name, overrides=overrides)
     if not (folder / "report.json").is_file():
-        seconds = run_script("evaluate.py", overrides, store.log_file(job.name))
-        store.note(job.name, kind=f"{job.benchmark}-{job.kind}", contestants=len(heads), seconds=seconds)
-    rows = json.loads((folder / "report.json").read_text())["rows"]
+        store.note(job.name, seconds=run_script("evaluate.py", overrides, store.log_file(job.name)))
+    report = json.loads((folder / "report.json").read_text())
+    # Tokens, steps and seconds by question: what intervals need, without the text of responses, which may not be
+    # published with other people's prompts.
     counts: dict[str, dict[int, Any]] = {}
     records = OutputDir(folder, Shard(1, 1)).records(ALL_QUESTIONS)
-    for row in rows:
+    for row in report["rows"]:
         drafter, nodes = row["drafter"], row["nodes"]
         replayed = job.kind == "replay" and drafter != AUTOREGRESSIVE
         own = records_at_size(records, drafter, nodes) if replayed else records
@@ -118,7 +136,8 @@ def measure(config: Comparison, store: ResultStore, job: Evaluation) -> None:
         if totals != [row[key] for key in ("prompts", "tokens", "passes")]:
             raise InputError(f"the responses in {folder} are not those of its report.json; remove the folder")
         counts.setdefault(drafter, {})[nodes] = plain_sums(sums)
-    write_text(folder / COUNTS_FILE, json.dumps(counts, separators=(",", ":")) + "\n")
+    noted = {"seconds": store.jobs()[job.name].get("seconds"), "settings": settings_digest(overrides)}
+    store.append_evaluation(job.name, **noted, contestants=len(heads), report=report, counts=counts)
 
 
 def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
@@ -132,17 +151,17 @@ def passed_check(row: Row) -> bool:
 
 
 def estimate(
-    config: Comparison, job: Training | Evaluation, rows: Rows, entries: Mapping[str, Row]
+    config: Comparison, job: Training | Evaluation, rows: Rows, measured: Mapping[str, Row]
 ) -> tuple[float | None, bool]:
     """Return estimated seconds of a job, None without one like it, and whether they follow from its own method.
 
     Of trainings of the method on the base the one with most steps counts, else the mean of all methods.
     """
     if isinstance(job, Evaluation):
-        alike = [entry for entry in entries.values() if entry.get("kind") == f"{job.benchmark}-{job.kind}"]
-        measured = sum(entry["contestants"] for entry in alike)
+        alike = [line for name, line in measured.items() if f"/{job.benchmark}-{job.kind}-" in name and line["seconds"]]
+        contestants = sum(line["contestants"] for line in alike)
         count = len(job.heads) + len(job.untrained)
-        return count * sum(entry["seconds"] for entry in alike) / measured if measured else None, True
+        return count * sum(line["seconds"] for line in alike) / contestants if contestants else None, True
     trained = [row for row in rows.values() if not has_diverged(row)]
     if same := [row for row in trained if row["method"] == job.method and row["base"] == job.base]:
         longest = max(same, key=lambda row: row["steps"])

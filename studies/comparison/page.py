@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 from studies import results
 from studies.comparison.store import ResultStore
-from studies.comparison.tables import RULES, TRAININGS, rebuild
+from studies.comparison.tables import COSTS, EVALUATIONS, RULES, TRAININGS, rebuild
 
 TITLES = {
     "heads": "Speed-up, timed, with adaptive trees (intervals over questions)",
@@ -28,13 +27,13 @@ TITLES = {
     "crossed_effects": "Effect of each factor, all pairs that differ in it alone (intervals over questions)",
     "crossed_decided": "Pairs of cells with several seeds (t intervals over seeds)",
 }
-ARCHIVED = (RULES, TRAININGS, "costs.json", "evaluations/*/*/report.json", "evaluations/*/*/counts.json")
+ARCHIVED = (RULES, TRAININGS, COSTS, EVALUATIONS)
 
 
 def write_page(store: ResultStore) -> Path:
     """Write CSV files, figures and page.md below out/results/comparison; return that folder."""
     folder = store.out / "results" / "comparison"
-    rebuild(store.out, folder)
+    rebuild(store.raw, folder)
     parts = ["# The comparison"]
     for name, title in TITLES.items():
         if text := table_text(folder, name):
@@ -56,26 +55,27 @@ def table_text(folder: Path, name: str) -> str:
 
 def publish(store: ResultStore) -> None:
     """Replace archive, CSV files and figures in results/; README.md is left for a person to write."""
+    if not store.measured():
+        raise InputError(f"{store.evaluations} holds no evaluation; run the comparison before publish=true")
     folder = write_page(store)
-    files = sorted({file for pattern in ARCHIVED for file in store.out.glob(pattern)}, key=lambda file: file.as_posix())
-    if not any(file.name == "report.json" for file in files):
-        raise InputError(f"{store.out} holds no evaluation; run the comparison before publish=true")
-    for old in (*store.results.glob("*.csv"), *store.results.glob("*.svg")):
-        if old.name != TRAININGS:  # the rows of all trainings, which a kill in between would lose
-            old.unlink()
-    for file in (*folder.glob("*.csv"), *folder.glob("*.svg")):
+    files = sorted(file for name in ARCHIVED if (file := store.raw / name).is_file())
+    # Not the rows of all trainings: other processes append to them.
+    tables = [[*one.glob("*.csv"), *one.glob("*.svg")] for one in (store.results, folder)]
+    old, new = ([file for file in one if file.name != TRAININGS] for one in tables)
+    for file in old:
+        file.unlink()
+    for file in new:
         shutil.copyfile(file, store.results / file.name)
-    (store.results / "raw.tar.gz").write_bytes(archive(store.out, files))
+    (store.results / "raw.tar.gz").write_bytes(archive(files))
 
 
-def archive(root: Path, files: list[Path]) -> bytes:
-    """Return a compressed archive with the same bytes for the same files, without the names of local folders."""
+def archive(files: list[Path]) -> bytes:
+    """Return a compressed archive with the same bytes for the same files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for file in files:
-            # Of a path the last part stays: /home/me/gsm8k/test.jsonl is test.jsonl.
-            text = re.sub(r"""(?<=[\s="'\[,:])(?:/[\w.-]+)+/(?=[\w.-])""", "", file.read_text()).encode()
-            info = tarfile.TarInfo(file.relative_to(root).as_posix())
+            text = file.read_bytes()
+            info = tarfile.TarInfo(file.name)
             info.size, info.mode = len(text), 0o644
             tar.addfile(info, io.BytesIO(text))
     return gzip.compress(buffer.getvalue(), 9, mtime=0)

@@ -1,11 +1,12 @@
 """The files of the comparison: the rows of finished trainings, and the folders of its heads and evaluations.
 
-    results/trainings.csv   a row per finished training, appended; committed
-    out/jobs.json           overrides and seconds of every job that was begun
-    out/heads/NAME          run directories        out/evaluations/NAME   reports        out/logs, out/locks
+    results/trainings.csv   a row per finished training        results/evaluations.jsonl.gz   a line per evaluation
+    results/costs.json      counted costs                      out/jobs.json   overrides of every job that was begun
+    out/heads/NAME   run directories      out/evaluations/NAME   reports with responses      out/raw   what is archived
 
-What is finished is not made again. Changed overrides are refused instead of mixing results. Several processes may work
-on one comparison: each holds a lock of the job it runs.
+`results` is committed while the study runs. What is finished there is not made again, also where `out` was lost; a head
+is trained again only if an evaluation that is missing needs it. Changed overrides are refused instead of mixing
+results. Several processes may work on one comparison: each holds a lock of the job it runs.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from __future__ import annotations
 import csv
 import ctypes
 import fcntl
+import gzip
+import hashlib
 import json
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +32,7 @@ from typing import Any
 
 from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.errors import InputError
-from ctcdraft.io import write_text
+from ctcdraft.io import atomic_write, write_text
 from studies.comparison.config import FACTORS
 from studies.comparison.jobs import Row
 
@@ -38,7 +42,7 @@ NUMBERS |= {"tau": float, "loss": float}
 INERT = ("run=", "out=", "hidden_states.path=", "trainer.checkpoint_", "trainer.save_total_limit=")
 COLUMNS = (
     *("job", "base", "role", "method", "seed", "learning_rate", "steps", "frames", "parameters", "seconds", "tau"),
-    *("loss", *FACTORS, "commit"),
+    *("loss", *FACTORS, "commit", "settings"),
 )
 
 
@@ -52,6 +56,19 @@ class ResultStore:
     @property
     def trainings(self) -> Path:
         return self.results / "trainings.csv"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.results / "evaluations.jsonl.gz"
+
+    @property
+    def raw(self) -> Path:
+        """What the tables are made from, and what is archived."""
+        return self.out / "raw"
+
+    @property
+    def costs(self) -> Path:
+        return self.results / "costs.json"
 
     def head_folder(self, name: str) -> Path:
         return self.out / "heads" / name
@@ -73,6 +90,17 @@ class ResultStore:
         with self.trainings.open("a") as stream:
             stream.write(text + "\n")
 
+    def measured(self) -> dict[str, Row]:
+        return read_evaluations(self.evaluations)
+
+    def append_evaluation(self, name: str, **values: Any) -> None:
+        """Add a line to evaluations.jsonl.gz, without the names of this machine's folders."""
+        line = without_folders(json.dumps({"evaluation": name, **values}, separators=(",", ":")) + "\n")
+        with self.lock(self.evaluations.name, wait=True):
+            before = self.evaluations.read_bytes() if self.evaluations.is_file() else b""
+            text = before + gzip.compress(line.encode(), 9, mtime=0)
+            atomic_write(self.evaluations, lambda file: file.write_bytes(text))
+
     def jobs(self) -> dict[str, dict[str, Any]]:
         file = self.out / "jobs.json"
         try:
@@ -89,11 +117,7 @@ class ResultStore:
 
     def refuse_changed(self, name: str, before: Sequence[str], overrides: Sequence[str]) -> None:
         """Raise InputError if a job was begun with overrides that make it another job."""
-        before, overrides = (
-            # Of a contestant the name of the head counts, not the folder in which it is.
-            [re.sub(r"[^\[,]*/heads/", "", each) for each in one if not each.startswith(INERT)]
-            for one in (before, overrides)
-        )
+        before, overrides = counting(before), counting(overrides)
         if before != overrides:
             old, new = (
                 " ".join(each for each in one if each not in other) or "fewer overrides"
@@ -101,7 +125,15 @@ class ResultStore:
             )
             raise InputError(
                 f"{name} in {self.out} was made with {old} and would now be made with {new}; choose another out= and "
-                "results=, or remove it there to have it made again"
+                "results="
+            )
+
+    def refuse_other(self, name: str, row: Row, overrides: Sequence[str]) -> None:
+        """Raise InputError if a job that is finished in `results` was made with overrides that make it another job."""
+        if (before := row.get("settings")) and before != settings_digest(overrides):
+            raise InputError(
+                f"{name} in {self.results} was made with other settings (digest {before} instead of "
+                f"{settings_digest(overrides)}); choose another results= and out="
             )
 
     @contextmanager
@@ -131,6 +163,33 @@ def read_rows(file: Path) -> dict[str, Row]:
         except (KeyError, ValueError, TypeError) as error:
             raise InputError(f"{file} has a damaged line: {line} ({error}); correct it or remove the line") from error
     return rows
+
+
+def read_evaluations(file: Path) -> dict[str, Row]:
+    """Return the lines of evaluations.jsonl or evaluations.jsonl.gz by the name of their job."""
+    try:
+        text = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode()
+        return {line["evaluation"]: line for line in map(json.loads, text.splitlines())}
+    except FileNotFoundError:
+        return {}
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is damaged ({error}); restore it from the repository's history") from error
+
+
+def counting(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides on which a result depends; of a contestant the name of the head, not its folder."""
+    return [re.sub(r"[^\[,]*/heads/", "", each) for each in overrides if not each.startswith(INERT)]
+
+
+def settings_digest(overrides: Sequence[str]) -> str:
+    """Return a digest of the overrides on which a result depends, in which of every path the last part counts."""
+    parts = [re.sub(r"(?<==)[^=\[\]{},]*/(?=[^/]*$)", "", each) for each in counting(overrides)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+
+
+def without_folders(text: str) -> str:
+    """Return a text in which of every absolute path the last part stays: /home/me/gsm8k/test.jsonl is test.jsonl."""
+    return re.sub(r"""(?<=[\s="'\[,:])(?:/[\w.-]+)+/(?=[\w.-])""", "", text)
 
 
 def csv_cell(value: Any) -> str:

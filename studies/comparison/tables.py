@@ -19,16 +19,16 @@ from ctcdraft.hardware import HardwareSpec
 from ctcdraft.io import write_text
 from studies.comparison.config import FACTORS, Comparison
 from studies.comparison.figures import figures
-from studies.comparison.jobs import CROSSED, Row
-from studies.comparison.measure import COUNTS_FILE, passed_check
+from studies.comparison.jobs import CROSSED, Row, all_jobs
+from studies.comparison.measure import passed_check
 from studies.comparison.statistics import Measured, Place, claims, converged_at
-from studies.comparison.store import ResultStore, read_rows
+from studies.comparison.store import ResultStore, read_evaluations, read_rows
 
-RULES, TRAININGS = "comparison.json", "trainings.csv"
+RULES, TRAININGS, COSTS, EVALUATIONS = "comparison.json", "trainings.csv", "costs.json", "evaluations.jsonl"
 
 
 def collect_raw(config: Comparison, store: ResultStore) -> None:
-    """Write what the tables need of the config and of results/ beside the reports."""
+    """Write what the tables need, of the config and of results/, to `store.raw`."""
     plan = {key: getattr(config.counted.plan, key) for key in ("flops", "bandwidth")}
     trees: dict[str, dict[str, str]] = {}
     for cell in config.crossed.cells if config.crossed is not None else ():
@@ -39,24 +39,27 @@ def collect_raw(config: Comparison, store: ResultStore) -> None:
         "unlike": config.crossed.unlike if config.crossed is not None else (),
         "counted": {"nodes": config.counted.nodes, "plan": plan},
     }  # fmt: skip
-    write_text(store.out / RULES, json.dumps(rules, indent=1) + "\n")
-    if store.trainings.is_file():
-        write_text(store.out / TRAININGS, store.trainings.read_text())
+    write_text(store.raw / RULES, json.dumps(rules, indent=1) + "\n")
+    for name, file in {TRAININGS: store.trainings, COSTS: store.costs}.items():
+        if file.is_file():
+            write_text(store.raw / name, file.read_text())
+    wanted = {job.name for job in all_jobs(config, store.rows())}
+    lines = [line for name, line in store.measured().items() if name in wanted]
+    write_text(store.raw / EVALUATIONS, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
 def rebuild(raw: Path, out: Path) -> None:
     """Write heads.csv, claims.csv, trainings.csv and the figures of an unpacked archive."""
-    rules, costs = (
-        json.loads(file.read_text()) if file.is_file() else {} for file in (raw / RULES, raw / "costs.json")
-    )
+    rules, costs = (json.loads(file.read_text()) if file.is_file() else {} for file in (raw / RULES, raw / COSTS))
     rows = [*read_rows(raw / TRAININGS).values()]
-    reports = sorted((raw / "evaluations").rglob("report.json"))
-    heads = [row for file in reports for row in head_rows(raw, file, rules, rows, costs)]
-    pairs = [*claims(rules, rows, list(measured_places(raw, reports)))]
-    for name, lines in {"heads": heads, "claims": pairs}.items():
-        if lines:
+    lines = read_evaluations(raw / EVALUATIONS)
+    evaluations = [lines[name] for name in sorted(lines)]
+    heads = [row for one in evaluations for row in head_rows(one, rules, rows, costs)]
+    pairs = [*claims(rules, rows, list(measured_places(evaluations)))]
+    for name, found in {"heads": heads, "claims": pairs}.items():
+        if found:
             # convert_dtypes, or whole numbers of a column with gaps become floats.
-            frame = pd.DataFrame(lines).dropna(axis="columns", how="all").convert_dtypes()
+            frame = pd.DataFrame(found).dropna(axis="columns", how="all").convert_dtypes()
             text = frame.to_csv(index=False, float_format="%.8g", lineterminator="\n")
             write_text(out / f"{name}.csv", text)
     if (raw / TRAININGS).is_file():
@@ -65,13 +68,10 @@ def rebuild(raw: Path, out: Path) -> None:
         write_text(out / name, svg)
 
 
-def head_rows(
-    raw: Path, file: Path, rules: Mapping[str, Any], rows: Sequence[Row], costs: Mapping[str, Any]
-) -> Iterator[Row]:
-    """Yield a line per row of a report that passed the losslessness check."""
-    base, evaluation = file.parent.relative_to(raw / "evaluations").parts
-    by_name = {row["job"]: row for row in rows}
-    report = json.loads(file.read_text())
+def head_rows(one: Row, rules: Mapping[str, Any], rows: Sequence[Row], costs: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield a line per row of an evaluation's report that passed the losslessness check."""
+    base, evaluation = one["evaluation"].split("/")
+    by_name, report = {row["job"]: row for row in rows}, one["report"]
     for row in report["rows"]:
         if not passed_check(row):
             print(f"not in the tables, as it failed the losslessness check: {row['drafter']} in {evaluation}")
@@ -114,7 +114,7 @@ def tree_name(rules: Mapping[str, Any], objective: str | None, option: str) -> s
 
 
 def counted_columns(rules: Mapping[str, Any], cost: Mapping[str, Any], line: Row) -> Row:
-    if not cost or line.get("role") == CROSSED:
+    if not cost or "refused" in cost or line.get("role") == CROSSED:
         return {}
     nodes = rules["counted"]["nodes"]
     c, v = predicted_costs(cost, nodes, HardwareSpec.of(rules["counted"]["plan"]))
@@ -139,16 +139,15 @@ def predicted_costs(cost: Mapping[str, Any], nodes: int, plan: HardwareSpec) -> 
     return draft / step, reading / step
 
 
-def measured_places(raw: Path, reports: Sequence[Path]) -> Iterator[Measured]:
+def measured_places(evaluations: Sequence[Row]) -> Iterator[Measured]:
     """Yield the counts by question of all rows that passed, by base, measure, benchmark and tree size."""
     places: dict[tuple[Place, str], dict[str, QuestionSums]] = {}
-    for file in reports:
-        base = file.parent.relative_to(raw / "evaluations").parts[0]
-        counts = json.loads((file.parent / COUNTS_FILE).read_text())
-        for row in filter(passed_check, json.loads(file.read_text())["rows"]):
+    for one in evaluations:
+        base, name = one["evaluation"].split("/")
+        for row in filter(passed_check, one["report"]["rows"]):
             # Times of two evaluations are not comparable: each has a baseline of its own.
             place = base, "replay" if "replay" in row else "loop", row["benchmark"], row["nodes"]
-            sums = QuestionSums(**counts[row["drafter"]][str(row["nodes"])])
-            evaluation = "" if "replay" in row else file.parent.name
+            sums = QuestionSums(**one["counts"][row["drafter"]][str(row["nodes"])])
+            evaluation = "" if "replay" in row else name
             places.setdefault((place, evaluation), {})[row["drafter"]] = sums
     yield from (Measured(place, sums) for (place, _), sums in places.items())

@@ -1,6 +1,7 @@
 """The order in which jobs run, and what follows when one fails, diverges, does not fit or must run alone."""
 
 import json
+import shutil
 
 import pytest
 from test_comparison_jobs import SMALL, finished
@@ -10,7 +11,7 @@ from studies.comparison import __main__ as command
 from studies.comparison import measure
 from studies.comparison.config import load_config
 from studies.comparison.jobs import Training, all_jobs
-from studies.comparison.store import ResultStore
+from studies.comparison.store import ResultStore, settings_digest
 
 SECOND = "+bases.second={base:['base=local','base.path=b'],corpus:['corpus=tiny']}"
 DIVERGENCE = "the gradient norm of step 9 is nan (trainer.max_nonfinite_steps=10); lower trainer.learning_rate"
@@ -37,7 +38,7 @@ def world(tmp_path, monkeypatch):
         measure, "read_run", lambda folder: measure.Job(folder.name, {}, "", 1, 2.0, 1.0, {"processor": 50.0})
     )
     monkeypatch.setattr(measure, "count_parameters", lambda store, job: 10)
-    monkeypatch.setattr(command.costs, "count_missing", lambda config, store: None)
+    monkeypatch.setattr(command.costs, "count_missing", lambda config, store, wait=False: None)
     monkeypatch.setattr(command, "write_page", lambda store: None)
     arguments = [*SMALL, SECOND, "crossed=null", f"out={tmp_path / 'out'}", f"results={tmp_path / 'results'}"]
     return arguments, ran, broken
@@ -47,8 +48,8 @@ def test_heads_and_cells_at_one_seed_come_before_seeds_bases_and_budgets(world):
     arguments, ran, _ = world
     command.main(arguments)
     steps = [name.rpartition("/")[2] for name in ran]
-    order = ("ctc.rate-0.002.s0", "ctc.1x.s0", "tiny-replay-1x.s0", "ctc.1x.s1", "ctc.2x.s0", "tiny-replay-2x.s0",
-             "tiny-loop-1x.s0")  # fmt: skip
+    order = ("ctc.rate-0.002.s0", "ctc.1x.s0", "tiny-replay-1x.s0", "tiny-loop-1x.s0", "ctc.1x.s1",
+             "tiny-replay-1x.s1", "ctc.2x.s0", "tiny-replay-2x.s0")  # fmt: skip
     assert sorted(order, key=steps.index) == [*order]
     assert ran.index("second/ctc.1x.s0") < ran.index("tiny/ctc.2x.s0")
     assert len(ran) == len({*ran}) == len(all_jobs(load_config(arguments), ResultStore(*places(arguments)).rows()))
@@ -106,3 +107,44 @@ def test_a_timed_loop_runs_alone(world):
         assert not any("loop" in name for name in ran)
         assert "tiny/ctc.4x.s0" in ran, "other jobs share the machine"
     assert command.run_next(config, store, set()) == "tiny/tiny-loop-1x.s0"
+
+
+def test_what_results_has_is_not_made_again_where_out_was_lost(world):
+    arguments, ran, _ = world
+    command.main(arguments)
+    store = ResultStore(*places(arguments))
+    rows = store.trainings.read_text()
+    shutil.rmtree(store.out)
+    ran.clear()
+    command.main(arguments)
+    assert ran == []
+    kept = [line for name, line in store.measured().items() if name != "tiny/tiny-replay-2x.s0"]
+    store.evaluations.unlink()
+    for line in kept:
+        store.append_evaluation(line.pop("evaluation"), **line)
+    command.main(arguments)
+    assert ran[-1] == "tiny/tiny-replay-2x.s0"
+    assert {name.rpartition("/")[2].partition(".")[2] for name in ran[:-1]} == {"2x.s0"}, "the heads that it measures"
+    assert store.trainings.read_text() == rows
+    shutil.rmtree(store.out)
+    with pytest.raises(InputError, match=r"tiny/tiny-replay-1x\.s0 in .* was made with other settings \(digest"):
+        command.main([*arguments, "measure.checked=2"])
+
+
+def test_settings_are_the_same_in_another_folder_and_differ_with_a_value():
+    digest = settings_digest(["benchmark.path=a/b/test.jsonl", "drafter/tree=chain", "run=x/heads/h", "steps=2"])
+    assert digest == settings_digest(["benchmark.path=c/test.jsonl", "drafter/tree=chain", "run=y/heads/h", "steps=2"])
+    for other in ("steps=3", "benchmark.path=train.jsonl", "drafter/tree=prefix"):
+        key = other.partition("=")[0]
+        values = ["benchmark.path=a/b/test.jsonl", "drafter/tree=chain", "run=x/heads/h", "steps=2"]
+        assert digest != settings_digest([other if one.startswith(key) else one for one in values])
+
+
+def test_a_head_whose_training_has_not_ended_is_not_measured(tmp_path, monkeypatch):
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "drafter.safetensors").touch()
+    for status, trained in (("complete", True), ("250 of 400 steps", False)):
+        job = measure.Job("head", {}, "", 1, 2.0, 1.0, {}, status)
+        monkeypatch.setattr(measure, "read_run", lambda folder, job=job: job)
+        assert measure.is_trained(folder) is trained

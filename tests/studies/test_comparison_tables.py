@@ -1,5 +1,6 @@
 """Differences, tables and figures from rows, reports and counts that were made up."""
 
+import gzip
 import json
 
 import pandas as pd
@@ -67,7 +68,7 @@ def training(head, method, role, seed=0, steps=100, tau=2.0, levels=None, rate=0
 
 def report(store, name, taus, wrong=(), timed=False):
     """Write an evaluation of these heads, of which `wrong` ones failed the losslessness check."""
-    folder, rows, counts = store.evaluation_folder(f"tiny/{name}"), [], {}
+    rows, counts = [], {}
     for drafter, tau in {"autoregressive": 1.0, **taus}.items():
         nodes = 1 if drafter == "autoregressive" and not timed else 16
         speed = {"speedup": tau / 1.5, "speedup_ci": [tau / 2, tau], "c": 0.1 * tau, "v": 1.0, "o": 0.1}
@@ -80,10 +81,8 @@ def report(store, name, taus, wrong=(), timed=False):
         })  # fmt: skip
         plain = vars(sums(tau, seconds=2.0 / tau if timed else None))
         counts[drafter] = {nodes: {key: [*column] for key, column in plain.items() if column}}
-    folder.mkdir(parents=True)
     environment = {"git": {"commit": "f" * 40}, "command": "python evaluate.py out=/tmp/some/where/x"}
-    (folder / "report.json").write_text(json.dumps({"rows": rows, "environment": environment}))
-    (folder / "counts.json").write_text(json.dumps(counts))
+    store.append_evaluation(f"tiny/{name}", report={"rows": rows, "environment": environment}, counts=counts)
 
 
 @pytest.fixture
@@ -100,17 +99,17 @@ def store(tmp_path):
         rows.append(training(f"{name}.crossed.s0", name, "crossed", steps=77, levels=levels))
     for row in rows:
         store.append_row(row)
-    (store.out).mkdir()
-    (store.out / "trainings.csv").write_text(store.trainings.read_text())
+    store.raw.mkdir(parents=True)
+    (store.raw / "trainings.csv").write_text(store.trainings.read_text())
     trees = {"chain": {"ce": "per_frame_chain", "ctc": "collapse_chain"},
              "frames": {"ce": "per_frame", "ctc": "collapse"}, "prefix": {"ctc": "prefix_search"}}  # fmt: skip
     rules = {
         "steps": 100, "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": trees, "unlike": ["frames"],
         "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}},
     }  # fmt: skip
-    (store.out / "comparison.json").write_text(json.dumps(rules))
+    (store.raw / "comparison.json").write_text(json.dumps(rules))
     cost = {"launches": 9, "synchronisations": 1, "bytes": 20, "operations": 1, "base_bytes": 100, "base_operations": 5}
-    (store.out / "costs.json").write_text(json.dumps({"ctc": cost}))
+    (store.raw / "costs.json").write_text(json.dumps({"ctc": cost}))
     report(store, "gsm8k-replay-1x.s0", {"ctc.1x.s0": 2.4, "medusa.1x.s0": 1.6, "broken.1x.s0": 9.0}, ["broken.1x.s0"])
     report(store, "gsm8k-replay-1x.s1", {"ctc.1x.s1": 2.6, "medusa.1x.s1": 1.6})
     report(store, "gsm8k-loop-1x.s0", {"ctc.1x.s0": 2.4, "medusa.1x.s0": 1.6, "prompt_lookup": 1.4}, timed=True)
@@ -121,11 +120,12 @@ def store(tmp_path):
         frames, prefix = (f"{name}.crossed.s0@{trees[tree].get(loss)}" for tree in ("frames", "prefix"))
         crossed |= {frames: 2.5, prefix: 3.0} if loss == "ctc" else {frames: 2.0}
     report(store, "gsm8k-replay-crossed.s0", crossed)
+    (store.raw / "evaluations.jsonl").write_bytes(gzip.decompress(store.evaluations.read_bytes()))
     return store
 
 
 def test_heads_and_claims(store, tmp_path):
-    rebuild(store.out, tmp_path / "tables")
+    rebuild(store.raw, tmp_path / "tables")
     heads = pd.read_csv(tmp_path / "tables" / "heads.csv")
     assert "broken.1x.s0" not in set(heads.method), "it failed the losslessness check"
     ctc = heads[(heads.method == "ctc") & (heads.measure == "replay") & (heads.seed == 0)].iloc[0]
@@ -169,7 +169,7 @@ def test_published_tables_are_rebuilt_from_the_archive(store, tmp_path):
     from studies import results
 
     names = {file.name for file in store.results.iterdir()}
-    assert names == {"trainings.csv", "heads.csv", "claims.csv", "raw.tar.gz", "front-tiny.svg",
+    assert names == {"trainings.csv", "evaluations.jsonl.gz", "heads.csv", "claims.csv", "raw.tar.gz", "front-tiny.svg",
                      "front-counted-tiny.svg", "budgets-tiny.svg"}  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "RESULTS", store.results.parent)
@@ -180,14 +180,19 @@ def test_published_tables_are_rebuilt_from_the_archive(store, tmp_path):
         assert file.read_bytes() == (store.results / file.name).read_bytes(), file.name
 
 
-def test_archives_name_no_folder_of_this_machine(store):
-    files = [store.evaluation_folder("tiny/gsm8k-replay-1x.s1") / "report.json"]
-    assert archive(store.out, files) == archive(store.out, files)
-    import gzip
-
-    text = gzip.decompress(archive(store.out, files)).decode()
+def test_evaluations_and_their_archive_name_no_folder_of_this_machine(store):
+    packed = archive([store.raw / "evaluations.jsonl"])
+    assert packed[4:8] == bytes(4), "no time, so that the same files give the same bytes"
+    text = gzip.decompress(packed).decode()
     assert "out=x" in text
     assert "/tmp" not in text
+
+
+def test_damaged_evaluations_are_refused(store):
+    kept = store.evaluations.read_bytes()
+    store.evaluations.write_bytes(kept[:-20])
+    with pytest.raises(InputError, match=r"evaluations\.jsonl\.gz is damaged .* restore it"):
+        store.measured()
 
 
 def test_nothing_is_published_without_evaluations(tmp_path):

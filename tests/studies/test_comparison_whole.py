@@ -64,7 +64,7 @@ def test_a_comparison_goes_on_after_a_kill(tmp_path):
     assert "| random | ctc |" in page
     assert "| random | prompt_lookup |" in page
     assert "ctc minus medusa" in page
-    costs = json.loads((tmp_path / "out" / "costs.json").read_text())
+    costs = json.loads((tmp_path / "results" / "costs.json").read_text())
     assert costs["medusa"]["launches"] > 0
     # By hand: four heads, each a square matrix with bias at width 4096 and an lm_head of 32,000 rows.
     assert costs["medusa"]["bytes"] == 2 * 4 * (4096**2 + 4096 + 32000 * 4096)
