@@ -80,6 +80,7 @@ class PEagleBody(SlotBody):
     def forward(
         self, anchor_BAD: Tensor, root_BAD: Tensor, anchors_BA: Tensor, text: Sequence[Text], visible_BAL: Any
     ) -> Tensor:
+        assert all(isinstance(one, tuple) for one in text), "a StoredText would show the anchor's row, too"
         # The anchor's row is computed again as the first of the draft, which then must not see the one in the text.
         return super().forward(anchor_BAD, root_BAD, anchors_BA - 1, text, before_anchor(visible_BAL))
 

@@ -1,8 +1,8 @@
 """Chains of draft tokens for a batch of requests: at every step the token that makes the most probable prefix.
 
 vLLM verifies one chain per request, not a tree. The prefixes and their masses are those of `ctc/prefix_search.py` and
-`ctc/conditioned_search.py`, of which only the best child is followed. All requests are searched in one sequence of
-tensor operations without host synchronisation, so that on an accelerator the draft costs a single transfer.
+`ctc/conditioned_search.py`, of which only the best child is followed. A few requests on a CPU are searched by machine
+code, else all in one sequence of tensor operations without host synchronisation: a draft costs a single transfer.
 `ctc/next_label.py` would give the same chains; it stores conditioned frames in float64, which takes twice as long.
 
     Q requests of the step    K draft tokens    T frames    V tokens    C = V + 1

@@ -39,14 +39,14 @@ class Step:
         sizes = zip(self.starts[:-1], self.starts[1:], self.drafted, strict=True)
         return all(end - start == 1 + drafted for start, end, drafted in sizes)
 
-    def kept_rows(self, sampled: Sequence[Sequence[int]]) -> list[range]:
+    def kept_rows(self, sampled: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Return the rows of every request's tokens in the forward pass, without those of rejected draft tokens.
 
         The last one is the anchor of the next draft: the token before the root.
         """
         ends = zip(self.starts[1:], self.drafted, sampled, strict=True)
         kept = [end - (drafted + 1 - len(tokens) if drafted else 0) for end, drafted, tokens in ends]
-        return list(map(range, self.starts[:-1], kept))
+        return list(map(np.arange, self.starts[:-1], kept))
 
     def kept(self, i: int, tokens: Sequence[int], length: int) -> tuple[int, bool]:
         """Return how many of a request's sampled tokens stay, and whether it goes on after them.
@@ -66,7 +66,8 @@ class DueDraft:
 
     step: Step
     asked: list[int]  # requests, by their place in the batch
-    sampled: list[list[int]]
+    kept: list[np.ndarray]  # rows of every request in the forward pass, without those of rejected draft tokens
+    roots: list[int]  # of the requests `asked`
     lengths: np.ndarray  # tokens of every request
     rooms_Q: np.ndarray  # greatest lengths of the drafts
     drafts: list[list[int]]
@@ -139,7 +140,10 @@ class CTCProposer:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         # With the requests that end: under load others take their places.
         wanted = bool(asked) and self.lengths.wants_draft(count)
-        self.due = DueDraft(step, asked, sampled_token_ids, lengths, rooms[asked], drafts) if wanted else None
+        self.due = None
+        if wanted:  # vLLM cuts its lists of sampled tokens before the draft is computed
+            rows, roots = step.kept_rows(sampled_token_ids), [sampled_token_ids[i][-1] for i in asked]
+            self.due = DueDraft(step, asked, rows, roots, lengths, rooms[asked], drafts)
         return drafts
 
     @torch.inference_mode()
@@ -153,7 +157,7 @@ class CTCProposer:
         self.drafter.store_older()
         resumed = perf_counter()
         tokens_QK, probs_QK = self.chains(due)
-        lengths = self.lengths.choose([due.step.ids[i] for i in due.asked], probs_QK, due.rooms_Q, len(due.sampled))
+        lengths = self.lengths.choose([due.step.ids[i] for i in due.asked], probs_QK, due.rooms_Q, len(due.kept))
         for i, tokens, length in zip(due.asked, tokens_QK.tolist(), lengths.tolist(), strict=True):
             due.drafts[i][:] = tokens[:length]
         self.last.paused, self.last.draft = resumed - began, perf_counter() - resumed
@@ -177,18 +181,17 @@ class CTCProposer:
 
     def chains(self, due: DueDraft) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens_QK and probabilities_QK of the requests `asked`."""
-        step, sampled = due.step, due.sampled
-        kept = step.kept_rows(sampled)
-        last = np.cumsum([len(rows) for rows in kept]) - 1  # of every request among the kept rows: its anchor
-        columns = [last[due.asked], due.lengths[due.asked] - 2, [sampled[i][-1] for i in due.asked], due.asked]
-        indices = torch.from_numpy(np.concatenate([*columns, *kept]))
-        device = step.table_QM.device
+        last = np.cumsum([len(rows) for rows in due.kept]) - 1  # of every request among the kept rows: its anchor
+        columns = [last[due.asked], due.lengths[due.asked] - 2, due.roots, due.asked]
+        indices = torch.from_numpy(np.concatenate([*columns, *due.kept]))
+        table_QM = due.step.table_QM
+        device = table_QM.device
         if device.type == "cuda":
             indices = indices.pin_memory()
         *ids, kept_L = indices.to(device, non_blocking=True).split([len(due.asked)] * 4 + [int(last[-1]) + 1])
         rows_Q, anchors_Q, roots_Q, requests_Q = ids
         texts = [int(due.lengths[i]) - 1 for i in due.asked]
-        batch = DraftBatch(rows_Q, anchors_Q, roots_Q, step.table_QM[requests_Q], texts, kept_L)
+        batch = DraftBatch(rows_Q, anchors_Q, roots_Q, table_QM[requests_Q], texts, kept_L)
         tokens_QK, probs_QK = self.drafter.draft(batch, self.depth)
         both = torch.stack([tokens_QK.double(), probs_QK.double()]).cpu().numpy()  # one transfer
         return both[0].astype(np.int64), both[1]

@@ -1,6 +1,6 @@
 """Keys and values of a head's blocks in a paged KV cache: where they are stored, and attention to them.
 
-On a CPU machine code reads them in place; elsewhere the texts of a batch are copied, padded to the longest.
+On a CPU and in float32 machine code reads them in place; else the texts of a batch are copied, padded to the longest.
 
     Q requests    L tokens    G key-value heads    d head width    cache [blocks, G, slots of a block, 2 d]
 """
@@ -96,6 +96,7 @@ class PagedText:
 
     def attend(self, query: Tensor, own_key: Tensor, own_value: Tensor, causal: bool) -> Tensor:
         """Do `StoredText.attend`, A = 1: a request has one anchor, at the end of its text."""
+        assert query.shape[2] == 1, "one anchor per request"
         own_QGTC = torch.cat([own_key, own_value], dim=-1)[:, :, 0].numpy()
         one, query_QGRE = self.cache, query[:, :, 0].contiguous().numpy()
         places = one.block_rows, one.slot_rows, one.head_rows, one.slots_per_block
@@ -103,9 +104,14 @@ class PagedText:
         return torch.from_numpy(paged_kernels().attend_pages(query_QGRE, own_QGTC, causal, *pages))[:, :, None]
 
 
+MAX_PAGED = 2**23  # numbers of a batch in one block; with more, torch's products by all threads may be faster
+
+
 def paged_texts(caches: Sequence[SlotCache], table_QM: Tensor, lengths: Sequence[int]) -> list[PagedText] | None:
     """Return the text of every block for machine code; None where that is not possible."""
     if not caches or not table_QM.is_cpu or caches[0].rows.dtype != torch.float32 or paged_kernels() is None:
+        return None
+    if sum(lengths) * caches[0].heads * caches[0].columns > MAX_PAGED:
         return None
     array_QM, lengths_Q = table_QM.long().contiguous().numpy(), np.array(lengths)
     return [PagedText(cache, array_QM, lengths_Q) for cache in caches]

@@ -16,15 +16,20 @@ from torch import nn
 
 from ctcdraft.errors import InputError
 from ctcdraft.serving import cpu_sampling, speculators
-from ctcdraft.serving.configuration import refuse_other_head, refuse_unserved
+from ctcdraft.serving.configuration import read_options, refuse_other_head, refuse_unserved
+from ctcdraft.serving.scheduling import schedule_first_tokens
 
 PROPOSER = "ctcdraft.serving.CTCProposer"
 
 
 def register() -> None:
-    """Prepare a process of vLLM: the entry point in the group vllm.general_plugins."""
+    """Prepare a process of vLLM: the entry point in the group vllm.general_plugins.
+
+    Versions other than those in `configuration.SERVED_VERSIONS` are refused where a head is served.
+    """
     import vllm
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.core.sched.scheduler import Scheduler
 
     cpu_sampling.install(vllm.__version__)
     stock = EngineArgs.create_engine_config
@@ -35,14 +40,22 @@ def register() -> None:
     def create_engine_config(self: Any, *arguments: Any, **named: Any) -> Any:
         speculators.resolve(self, PROPOSER)
         config = stock(self, *arguments, **named)
-        speculative = config.speculative_config
-        if speculative is not None and speculative.method == "custom_class" and speculative.model == PROPOSER:
+        if is_served(config):
             refuse_unserved(config)
             refuse_other_head(config)
         return config
 
     create_engine_config.checks_ctcdraft = True  # type: ignore[attr-defined]
     EngineArgs.create_engine_config = create_engine_config
+    Scheduler.schedule = schedule_first_tokens(
+        Scheduler.schedule, lambda config: is_served(config) and read_options(config).adaptive
+    )
+
+
+def is_served(vllm_config: Any) -> bool:
+    """Return whether a head of this package drafts."""
+    speculative = vllm_config.speculative_config
+    return speculative is not None and speculative.method == "custom_class" and speculative.model == PROPOSER
 
 
 def print_input_errors_alone() -> None:

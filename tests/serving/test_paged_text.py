@@ -55,5 +55,9 @@ def test_texts_are_copied_where_machine_code_cannot_read_them(monkeypatch):
     table_QM = torch.ones(1, 1, dtype=torch.int64)
     assert paged_texts([], table_QM, [1]) is None
     assert paged_texts([SlotCache(torch.zeros(2, 1, SLOTS, 4, dtype=torch.bfloat16))], table_QM, [1]) is None
+    caches = [SlotCache(torch.zeros(2, 1, SLOTS, 4))]
+    monkeypatch.setattr(slot_cache, "MAX_PAGED", 4)
+    assert paged_texts(caches, table_QM, [1]) is not None
+    assert paged_texts(caches, table_QM, [2]) is None
     monkeypatch.setattr(slot_cache, "load_kernels", lambda module: None)
-    assert paged_texts([SlotCache(torch.zeros(2, 1, SLOTS, 4))], table_QM, [1]) is None
+    assert paged_texts(caches, table_QM, [1]) is None

@@ -20,7 +20,7 @@ from ctcdraft.serving import batch_drafter, served_head
 from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch
 from ctcdraft.serving.chains import frame_chains
 from ctcdraft.serving.served_head import ServedHead
-from ctcdraft.serving.slot_cache import SlotCache
+from ctcdraft.serving.slot_cache import SlotCache, paged_texts
 
 TINY = Path(__file__).parents[2] / "data" / "tiny"
 SLOTS, BLOCKS = 4, 40  # slots of a block, blocks
@@ -80,8 +80,11 @@ class Request:
 @pytest.mark.parametrize("read", ["in place", "copied"])
 @torch.inference_mode()
 def test_frames_equal_those_of_a_draft_on_random_schedules(head, read, monkeypatch):
+    found = []
     if read == "copied":
         monkeypatch.setattr(batch_drafter, "paged_texts", lambda *unused: None)
+    else:
+        monkeypatch.setattr(batch_drafter, "paged_texts", lambda *given: found.append(paged_texts(*given)) or found[-1])
     rng = torch.Generator().manual_seed(3)
 
     def random(low, high):
@@ -143,6 +146,8 @@ def test_frames_equal_those_of_a_draft_on_random_schedules(head, read, monkeypat
             checked += 1
     assert checked > 15
     assert alone > 0  # by machine code
+    assert all(found)
+    assert bool(found) == (read == "in place")
 
 
 @torch.inference_mode()
