@@ -36,6 +36,22 @@ def exponentiate(x_V):
 
 
 @compiled
+def softmax(x_M):
+    """Replace x by its softmax."""
+    most, total = np.float32(-np.inf), np.float32(0)
+    for m in range(len(x_M)):
+        most = max(most, x_M[m])
+    for m in range(len(x_M)):
+        x_M[m] -= most
+    exponentiate(x_M)
+    for m in range(len(x_M)):
+        total += x_M[m]
+    share = np.float32(1) / total
+    for m in range(len(x_M)):
+        x_M[m] *= share
+
+
+@compiled
 def log_softmax(logits_TC):
     """Return log_probs_TC, and as probabilities probs_TV of all classes but the last, and blank_T of the last."""
     frames, last = len(logits_TC), logits_TC.shape[1] - 1

@@ -27,6 +27,7 @@ from ctcdraft.errors import InputError, run_cli
 from ctcdraft.io import write_text
 from ctcdraft.report import latency
 from ctcdraft.report.html import files
+from studies.comparison import store
 from studies.comparison import tables as comparison
 
 Row = dict[str, Any]
@@ -50,7 +51,7 @@ def unpack(study: str, folder: Path) -> Path:
 def rebuild(study: str, out: Path | None = None) -> None:
     with TemporaryDirectory() as place:
         raw, out = unpack(study, Path(place)), out or RESULTS / study
-        if (raw / comparison.RULES).is_file():
+        if (raw / store.RULES).is_file():
             return comparison.rebuild(raw, out)
         figures, texts = (STUDIES[study].get(key, {}) for key in ("figures", "text"))
         for folder in {(raw / file).parent for file in figures.values()}:

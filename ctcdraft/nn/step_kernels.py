@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctcdraft.array_kernels import compiled, exponentiate, step_gru
+from ctcdraft.array_kernels import compiled, exponentiate, softmax, step_gru
 
 
 class BlockWeights(NamedTuple):
@@ -205,23 +205,16 @@ def step_block(text_KD, slots_TD, weights, rotation, cache, start, causal, norm_
 def attend(query_E, keys_ME, values_ME, mixed_E):
     """Add softmax(keys @ query) @ values to mixed_E."""
     scale = np.float32(1 / sqrt(len(query_E)))
-    weight_M, most = np.empty(len(keys_ME), np.float32), np.float32(-np.inf)
+    weight_M = np.empty(len(keys_ME), np.float32)
     for m in range(len(keys_ME)):
         score = np.float32(0)
         for e in range(len(query_E)):
             score += query_E[e] * keys_ME[m, e]
         weight_M[m] = score * scale
-        most = max(most, weight_M[m])
-    total = np.float32(0)
+    softmax(weight_M)
     for m in range(len(keys_ME)):
-        weight_M[m] -= most
-    exponentiate(weight_M)
-    for m in range(len(keys_ME)):
-        total += weight_M[m]
-    for m in range(len(keys_ME)):
-        share = weight_M[m] / total
         for e in range(len(query_E)):
-            mixed_E[e] += share * values_ME[m, e]
+            mixed_E[e] += weight_M[m] * values_ME[m, e]
 
 
 @compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctcdraft.array_kernels import compiled, exponentiate
+from ctcdraft.array_kernels import compiled, softmax
 
 ROWS = 4  # queries that one pass over a key serves: it is then loaded a quarter as often
 
@@ -59,21 +59,6 @@ def score(query_RE, keys_XC, rows_L, weight_RM, first):
                 s3 += query_RE[row + 3, e] * key_E[e]
             weight_RM[row, column], weight_RM[row + 1, column] = s0, s1
             weight_RM[row + 2, column], weight_RM[row + 3, column] = s2, s3
-
-
-@compiled
-def softmax(x_M):
-    most, total = np.float32(-np.inf), np.float32(0)
-    for m in range(len(x_M)):
-        most = max(most, x_M[m])
-    for m in range(len(x_M)):
-        x_M[m] -= most
-    exponentiate(x_M)
-    for m in range(len(x_M)):
-        total += x_M[m]
-    share = np.float32(1) / total
-    for m in range(len(x_M)):
-        x_M[m] *= share
 
 
 @compiled

@@ -48,7 +48,7 @@ class Step:
         kept = [end - (drafted + 1 - len(tokens) if drafted else 0) for end, drafted, tokens in ends]
         return list(map(np.arange, self.starts[:-1], kept))
 
-    def kept(self, i: int, tokens: Sequence[int], length: int) -> tuple[int, bool]:
+    def committed(self, i: int, tokens: Sequence[int], length: int) -> tuple[int, bool]:
         """Return how many of a request's sampled tokens stay, and whether it goes on after them.
 
         Args:
@@ -131,11 +131,11 @@ class CTCProposer:
         step, count = self.step, len(sampled_token_ids)
         assert step is not None
         lengths = num_tokens_no_spec[:count].copy()  # vLLM writes to its array
-        kept = [step.kept(i, tokens, int(lengths[i])) for i, tokens in enumerate(sampled_token_ids)]
-        requests = sum(goes_on for _, goes_on in kept)
-        self.observe(step, sampled_token_ids, sum(tokens for tokens, _ in kept), requests)
+        outcomes = [step.committed(i, tokens, int(lengths[i])) for i, tokens in enumerate(sampled_token_ids)]
+        requests = sum(goes_on for _, goes_on in outcomes)
+        self.observe(step, sampled_token_ids, sum(tokens for tokens, _ in outcomes), requests)
         rooms = np.minimum(np.array(step.limits) - lengths - 1, self.depth)
-        asked = [i for i, (tokens, goes_on) in enumerate(kept) if tokens and goes_on and rooms[i] > 0]
+        asked = [i for i, (tokens, goes_on) in enumerate(outcomes) if tokens and goes_on and rooms[i] > 0]
         asked.sort(key=lambda i: int(lengths[i]))
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         # With the requests that end: under load others take their places.

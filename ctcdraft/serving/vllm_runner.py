@@ -17,7 +17,7 @@ from torch import nn
 from ctcdraft.errors import InputError
 from ctcdraft.serving import cpu_sampling, speculators
 from ctcdraft.serving.configuration import read_options, refuse_other_head, refuse_unserved
-from ctcdraft.serving.scheduling import schedule_first_tokens
+from ctcdraft.serving.scheduling import drop_drafts_for_prompts
 
 PROPOSER = "ctcdraft.serving.CTCProposer"
 
@@ -47,7 +47,7 @@ def register() -> None:
 
     create_engine_config.checks_ctcdraft = True  # type: ignore[attr-defined]
     EngineArgs.create_engine_config = create_engine_config
-    Scheduler.schedule = schedule_first_tokens(
+    Scheduler.schedule = drop_drafts_for_prompts(
         Scheduler.schedule, lambda config: is_served(config) and read_options(config).adaptive
     )
 

@@ -13,8 +13,8 @@ import pandas as pd
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 from studies import results
-from studies.comparison.store import ResultStore
-from studies.comparison.tables import COSTS, EVALUATIONS, RULES, TRAININGS, rebuild
+from studies.comparison.store import COSTS, EVALUATIONS, RULES, TRAININGS, ResultStore
+from studies.comparison.tables import rebuild
 
 TITLES = {
     "heads": "Speed-up, timed, with adaptive trees (intervals over questions)",

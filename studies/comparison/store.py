@@ -36,6 +36,7 @@ from ctcdraft.io import atomic_write, write_text
 from studies.comparison.config import FACTORS
 from studies.comparison.jobs import Row
 
+RULES, TRAININGS, COSTS, EVALUATIONS = "comparison.json", "trainings.csv", "costs.json", "evaluations.jsonl"
 NUMBERS = {"seed": int, "steps": int, "frames": int, "parameters": int, "learning_rate": float, "seconds": float}
 NUMBERS |= {"tau": float, "loss": float}
 # Keys on which no result depends.
@@ -55,11 +56,11 @@ class ResultStore:
 
     @property
     def trainings(self) -> Path:
-        return self.results / "trainings.csv"
+        return self.results / TRAININGS
 
     @property
     def evaluations(self) -> Path:
-        return self.results / "evaluations.jsonl.gz"
+        return self.results / f"{EVALUATIONS}.gz"
 
     @property
     def raw(self) -> Path:
@@ -68,7 +69,7 @@ class ResultStore:
 
     @property
     def costs(self) -> Path:
-        return self.results / "costs.json"
+        return self.results / COSTS
 
     def head_folder(self, name: str) -> Path:
         return self.out / "heads" / name
@@ -177,14 +178,13 @@ def read_evaluations(file: Path) -> dict[str, Row]:
 
 
 def counting(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides on which a result depends; of a contestant the name of the head, not its folder."""
-    return [re.sub(r"[^\[,]*/heads/", "", each) for each in overrides if not each.startswith(INERT)]
+    """Return the overrides on which a result depends; of a head and of every path the last part counts."""
+    parts = [re.sub(r"[^\[,]*/heads/", "", each) for each in overrides if not each.startswith(INERT)]
+    return [re.sub(r"(?<==)[^=\[\]{},]*/(?=[^/]*$)", "", each) for each in parts]
 
 
 def settings_digest(overrides: Sequence[str]) -> str:
-    """Return a digest of the overrides on which a result depends, in which of every path the last part counts."""
-    parts = [re.sub(r"(?<==)[^=\[\]{},]*/(?=[^/]*$)", "", each) for each in counting(overrides)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+    return hashlib.sha256("\n".join(counting(overrides)).encode()).hexdigest()[:8]
 
 
 def without_folders(text: str) -> str:

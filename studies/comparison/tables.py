@@ -22,9 +22,7 @@ from studies.comparison.figures import figures
 from studies.comparison.jobs import CROSSED, Row, all_jobs
 from studies.comparison.measure import passed_check
 from studies.comparison.statistics import Measured, Place, claims, converged_at
-from studies.comparison.store import ResultStore, read_evaluations, read_rows
-
-RULES, TRAININGS, COSTS, EVALUATIONS = "comparison.json", "trainings.csv", "costs.json", "evaluations.jsonl"
+from studies.comparison.store import COSTS, EVALUATIONS, RULES, TRAININGS, ResultStore, read_evaluations, read_rows
 
 
 def collect_raw(config: Comparison, store: ResultStore) -> None:

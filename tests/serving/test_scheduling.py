@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from ctcdraft.serving.scheduling import FirstTokens, schedule_first_tokens
+from ctcdraft.serving.scheduling import DraftDrops, drop_drafts_for_prompts
 
 
 class Queue(list):
@@ -27,7 +27,7 @@ class Scheduler:
             self.running.append(self.waiting.pop(0))
         return drafts
 
-    schedule = schedule_first_tokens(stock, lambda config: config == "served")
+    schedule = drop_drafts_for_prompts(stock, lambda config: config == "served")
 
     def step(self, *arrivals):
         for one in self.running:
@@ -52,15 +52,15 @@ def test_never_two_steps_in_a_row():
 
 
 def test_a_request_for_which_there_is_no_memory_has_the_effect_once():
-    decides, running = FirstTokens(), [request("a", [7])]
+    drops, running = DraftDrops(), [request("a", [7])]
     waiting = Queue([request("b")])
-    assert [decides.gives_up_drafts(waiting, running, 4) for _ in range(4)] == [True, False, False, False]
+    assert [drops.next_step_drops(waiting, running, 4) for _ in range(4)] == [True, False, False, False]
 
 
 def test_steps_without_drafts_do_not_count():
-    decides, waiting = FirstTokens(), Queue([request("b")])
-    assert not decides.gives_up_drafts(waiting, [request("a")], 4)
-    assert decides.gives_up_drafts(waiting, [request("a", [7])], 4)
+    drops, waiting = DraftDrops(), Queue([request("b")])
+    assert not drops.next_step_drops(waiting, [request("a")], 4)
+    assert drops.next_step_drops(waiting, [request("a", [7])], 4)
 
 
 def test_other_schedulers_stay_as_they_are():
