@@ -1,13 +1,11 @@
-"""Slots of a server stay busy across turns and batches: seeded latencies, in simulated and in real time."""
+"""Slots of a server stay busy across turns and batches: seeded latencies in simulated time, and all slots over HTTP."""
 
 from __future__ import annotations
 
 import random
 import threading
-import time
 from heapq import heappop, heappush
 
-import pytest
 from completions_server import serving
 from test_generation_server import served
 from tiny_models import EOS_ID, random_base
@@ -79,22 +77,17 @@ def test_slots_are_busy_for_nine_tenths_of_simulated_time(monkeypatch):
     assert share >= 0.9
 
 
-@pytest.mark.slow
-def test_slots_are_busy_for_nine_tenths_of_real_time():
-    """Over HTTP, which takes a processor's time; latencies a quarter as long."""
-    base, slept = random_base(), []
+def test_every_slot_is_in_use_over_http():
+    """The first answers come only when as many requests as there are slots have arrived."""
+    base, all_arrived = random_base(), threading.Barrier(SLOTS, timeout=60)
     with serving(base, True) as server:
-
-        def wait(number):
-            slept.append(latency(number) / 4)
-            time.sleep(slept[-1])
-
         choice = {"text": "a", "token_ids": [5, EOS_ID], "finish_reason": "stop"}
-        server.trouble, server.complete = wait, lambda body: {"choices": [choice], "usage": {}}
-        start = time.perf_counter()
+
+        def wait_for_all(number):
+            if number < SLOTS:
+                all_arrived.wait()
+
+        server.trouble = wait_for_all
+        server.complete = lambda body: {"choices": [choice], "usage": {}}
         answer_all(base, served(server, batch_size=64, concurrency=SLOTS, checked=0))
-        seconds = time.perf_counter() - start
         assert server.max_in_flight == SLOTS
-    share = sum(slept) / (SLOTS * seconds)
-    print(f"{len(slept)} requests in {seconds:.1f} s of {SLOTS} slots, busy for {share:.3f} of the time")
-    assert share >= 0.9
