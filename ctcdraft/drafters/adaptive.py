@@ -51,7 +51,11 @@ class AdaptiveMemory:
 
     @property
     def rate(self) -> float:
-        return self.tokens / self.time
+        """Tokens per unit of time; at least the 1 of autoregression, which skipped drafts reach.
+
+        A lower rate would make time look cheap, and further drafts worth it, where drafts have just lost time.
+        """
+        return max(1.0, self.tokens / self.time)
 
 
 def recent_ratio(accepted: float, expected: float) -> float:

@@ -25,6 +25,7 @@ from ctcdraft.errors import check_float, check_int
 
 MAX_NODES = 4096  # of trees that a file asks for: the cache has a row for each
 LEAST_PROB, MOST_PROB = 1e-9, 1 - 1e-6  # path probabilities beyond count like these
+LEAST_GAIN = 0.03  # tokens per step, about the error of calibrations: a draft is skipped where less is expected of it
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,8 @@ class AdaptivePolicy:
         """Return the index of the size to draft, 0 for none, from what is known before the draft."""
         gain = exp(recent)
         steps = zip(self.limit_tokens, self.limit_time, self.costs.draft, strict=True)
-        return first_greatest([1 + (tokens - 1) * gain - rate * (rest + draft) for tokens, rest, draft in steps])
+        values = [1 + (tokens - 1) * gain - rate * (rest + draft) for tokens, rest, draft in steps]
+        return first_greatest([values[0] + LEAST_GAIN, *values[1:]])
 
     def least_path_prob(self, recent: float, rate: float, depth: int) -> float:
         """Return the path probability under the draft below which no node up to this depth is worth its time."""

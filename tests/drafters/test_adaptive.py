@@ -18,7 +18,7 @@ from truths_trees import slow_acceptance, slow_best_size, texts
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters import adaptive
-from ctcdraft.drafters.adaptive import AdaptiveDrafter, keep_best_nodes, keep_nodes
+from ctcdraft.drafters.adaptive import AdaptiveDrafter, AdaptiveMemory, keep_best_nodes, keep_nodes
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
@@ -162,6 +162,20 @@ def test_drafting_is_skipped_where_nothing_pays_and_tried_again():
     assert 0 < sum(drafted[20:]) < 0.1 * len(drafted)
     never = AdaptiveDrafter(random_drafter(base.vocabulary, 12), policy(tokens=(1.0, 1.01, 1.01, 1.01, 1.01)))
     assert {step.nodes for step in generate(base, never, LOOP, HOW, frozenset(), 0).passes} == {1}
+
+
+@pytest.mark.parametrize(("gain", "limit"), [(0.02, 0), (0.04, 1)])
+def test_a_gain_within_the_error_of_calibrations_is_not_tried(gain, limit):
+    """The expected tokens of a draft of two nodes, whose step takes 1.07 autoregressive steps."""
+    assert policy(tokens=(1.0, 1.07 + gain, 1.0, 1.0, 1.0)).limit(0.0, 1.0) == limit
+
+
+def test_time_is_worth_the_rate_of_autoregression_where_drafts_lost_more():
+    memory = AdaptiveMemory(None, 9, (), 0, 0, 0.0, 0.0, 0.0, tokens=12.0, time=15.0)
+    assert memory.rate == 1.0
+    assert replace(memory, tokens=30.0).rate == 2.0
+    losing = policy(draft=0.5, tokens=(1.0, 1.48, 1.0, 1.0, 1.0))  # in a time of 1.52
+    assert (losing.limit(0.0, memory.rate), losing.limit(0.0, 12 / 15)) == (0, 1)
 
 
 def drafters(base, folder, text):
