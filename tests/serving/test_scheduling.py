@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from ctcdraft.serving.scheduling import DraftDrops, drop_drafts_for_prompts
+from ctcdraft.serving.scheduling import MOST_RUNNING, DraftDrops, drop_drafts_for_prompts
 
 
 class Queue(list):
@@ -44,6 +44,14 @@ def test_the_step_of_a_waiting_request_verifies_no_drafts():
 def test_there_are_drafts_where_no_place_is_free():
     scheduler = Scheduler(places=2)
     assert [scheduler.step("c"), scheduler.step(), scheduler.step()] == [4, 4, 4]
+
+
+def test_many_requests_keep_their_drafts():
+    scheduler = Scheduler(places=99)
+    for number in range(MOST_RUNNING - 3):
+        scheduler.running.append(request(number))
+    assert scheduler.step("last") == 0  # beside one less than the most
+    assert [scheduler.step(), scheduler.step("one more")] == [2 * MOST_RUNNING, 2 * MOST_RUNNING]
 
 
 def test_never_two_steps_in_a_row():
