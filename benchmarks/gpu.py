@@ -11,10 +11,12 @@ Everything is written as it is measured, into results/device/CARD; what is there
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -50,10 +52,12 @@ def slug(name: str) -> str:
 
 def run_tests(device: torch.device, out: Path, deadline: float) -> None:
     """Run the tests marked `gpu`; those that need CUDA skip without it."""
-    files = sorted(file for file in (REPOSITORY / "tests").rglob("test_*.py") if "mark.gpu" in file.read_text())
+    marks = re.compile(r"mark\.gpu|runs_kernels")  # the second is a mark of tests/fused_parts.py
+    files = sorted(file for file in (REPOSITORY / "tests").rglob("test_*.py") if marks.search(file.read_text()))
     # The options in pyproject.toml need plugins that may be absent; other versions of packages have other warnings.
     ours = ["-o", "addopts=-ra", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
-    command = ["-m", "pytest", "-m", "gpu", "-v", *ours, *map(str, files)]
+    workers = ["-n", str(min(12, os.cpu_count() or 1))] if find_spec("xdist") else []  # they mostly compile kernels
+    command = ["-m", "pytest", "-m", "gpu", "-v", *ours, *workers, *map(str, files)]
     run_logged(command, out / "tests.txt", deadline)
 
 

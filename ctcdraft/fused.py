@@ -74,7 +74,7 @@ def runs_triton() -> bool:
     if not has_triton():
         return False
     try:
-        import_module("ctcdraft.triton_probe").probe(torch.device("cuda"))
+        import_module("ctcdraft.triton_parts").probe(torch.device("cuda"))
     except Exception as error:  # of many kinds, by what is missing
         warnings.warn(f"no kernels of Triton here ({first_line(error)}): PyTorch runs in their place", stacklevel=2)
         return False

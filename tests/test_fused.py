@@ -48,17 +48,17 @@ def test_without_a_compiler_the_definitions_run(operation, monkeypatch):
         raise OSError("Failed to find C compiler")
 
     monkeypatch.setattr(fused, "has_triton", lambda: True)
-    monkeypatch.setitem(sys.modules, "ctcdraft.triton_probe", SimpleNamespace(probe=probe))
+    monkeypatch.setitem(sys.modules, "ctcdraft.triton_parts", SimpleNamespace(probe=probe))
     with pytest.warns(UserWarning, match=r"no kernels of Triton here \(Failed to find C compiler\)"):
         assert operation.on_cuda(2, torch.ones(3)).tolist() == [2, 2, 2]
     assert operation.on_cuda(2, torch.ones(3)).tolist() == [2, 2, 2]  # asked once
     fused.runs_triton.cache_clear()
-    monkeypatch.setitem(sys.modules, "ctcdraft.triton_probe", SimpleNamespace(probe=lambda device: None))
+    monkeypatch.setitem(sys.modules, "ctcdraft.triton_parts", SimpleNamespace(probe=lambda device: None))
     assert operation.on_cuda(2, torch.ones(3)).tolist() == [3, 3, 3]
 
 
 @needs_triton
 def test_the_probe_runs_a_kernel():
-    from ctcdraft.triton_probe import probe
+    from ctcdraft.triton_parts import probe
 
     assert probe(torch.device("cpu")).tolist() == [1.0] * 16

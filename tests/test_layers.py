@@ -24,7 +24,7 @@ LAYERS = (  # lowest first; folders of one layer do not import each other
         "machine_code",
         "array_kernels",
         "fused",
-        "triton_probe",
+        "triton_parts",
     ),
     ("decoding", "ctc", "nn"),
     ("models",),
@@ -50,8 +50,8 @@ HEAVY = {
     "numba": {f"{part}_kernels.py" for part in ("array", "ctc/search")},
     "triton": {
         *(f"ctc/triton_{part}.py" for part in ("conditioned", "prefix", "selection")),
-        *("decoding/triton_step.py", "drafters/trees/triton_levels.py", "nn/triton_block.py"),
-        "triton_probe.py",
+        *("decoding/triton_step.py", "drafters/trees/triton_levels.py", "nn/triton_attention.py", "nn/triton_block.py"),
+        "triton_parts.py",
     },
     "wandb": {"training/loggers.py"},
 }

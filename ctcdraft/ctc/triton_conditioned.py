@@ -1,9 +1,9 @@
 """The kernels that expand a level of the search over label-conditioned frames, in Triton.
 
 The correction's factors of all K prefixes and V tokens are computed twice, for the normalisers and for the bounds,
-because a product of this rank costs less than the traffic of a K x V matrix. Bounds are float32, masses float64. All
-products are float32, whatever the weights are: with the reduced precision of tensor cores the bounds on the masses
-would be too coarse to rank by.
+because a product of this rank costs less than the traffic of a K x V matrix. Bounds are float32, masses float64.
+Products of float32 have its full precision: with that of tensor cores the bounds on the masses would be too coarse to
+rank by.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ctcdraft.ctc.triton_prefix import next_frame
 from ctcdraft.fused import block
+from ctcdraft.triton_parts import add_product
 
 TOKENS = 64  # of a block; memory traffic of the bounds grows with fewer, the masses computed with more
 RANK_AT_ONCE = 32
-BLOCKS_AT_ONCE = 32
+BLOCKS_AT_ONCE = 128
 
 
 def expand_level(
@@ -29,12 +31,13 @@ def expand_level(
     partial_BKT = log_probs_TC.new_empty((blocks, rows, frames), dtype=torch.float32)
     shared = sizes(log_probs_TC, out_VR, rows)
     normaliser_kernel[(blocks,)](log_probs_TC, memory_KR, out_VR, partial_BKT, *shared, **shapes(log_probs_TC, rows))
-    masses_3KT, steps_K3T = (log_probs_TC.new_empty((size, rows, frames), dtype=torch.float64) for size in (3, 3))
+    masses_3KT = log_probs_TC.new_empty((3, rows, frames), dtype=torch.float64)
     prefixes = tokens_K, parents_K, mass_K, memory_KR, out_VR, partial_BKT
     expand_kernel[(rows,)](
-        log_probs_TC, stops_S, *prefixes, above_tokens_X, above_memory_XR, above_masses_3XT, masses_3KT, steps_K3T,
+        log_probs_TC, stops_S, *prefixes, above_tokens_X, above_memory_XR, above_masses_3XT, masses_3KT,
         *shared, len(above_memory_XR), blocks, len(stops_S), is_empty=level == 0, follows_empty=level == 1,
-        merges=merges, T=block(frames), S=block(len(stops_S)), B=BLOCKS_AT_ONCE, R=RANK_AT_ONCE, num_warps=1,
+        merges=merges, F=frames, T=block(frames, 4), S=block(len(stops_S)), B=BLOCKS_AT_ONCE, R=RANK_AT_ONCE,
+        num_warps=1,
     )  # fmt: skip
     return masses_3KT
 
@@ -70,9 +73,9 @@ def normaliser_kernel(
 @triton.jit
 def expand_kernel(
     log_probs_TC, stops_S, tokens_K, parents_K, mass_K, memory_KR, out_VR, partial_BKT, above_tokens_K,
-    above_memory_KR, above_masses_3KT, masses_3KT, steps_K3T, row_stride, token_stride, rank_stride, frames,
-    vocabulary, rank, rows, above_rows, blocks, stop_count, is_empty: tl.constexpr, follows_empty: tl.constexpr,
-    merges: tl.constexpr, T: tl.constexpr, S: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
+    above_memory_KR, above_masses_3KT, masses_3KT, row_stride, token_stride, rank_stride, frames, vocabulary, rank,
+    rows, above_rows, blocks, stop_count, is_empty: tl.constexpr, follows_empty: tl.constexpr, merges: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr, S: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     frame_T = tl.arange(0, T)
@@ -105,19 +108,16 @@ def expand_kernel(
         if merges:
             factor = factor_of_one(memory_KR + row * rank, out_VR, token, token_stride, rank_stride, rank, R)
             repeats_T = prob_T * factor * scale_T
-    steps_3T = steps_K3T + row * 3 * frames
-    tl.store(steps_3T + frame_T, begins_T, mask=real_T)
-    tl.store(steps_3T + frames + frame_T, repeats_T, mask=real_T)
-    tl.store(steps_3T + 2 * frames + frame_T, blank_T * scale_T, mask=real_T)
-    tl.store(masses_3KT + (2 * rows + row) * frames + frame_T, scale_T, mask=real_T)
-    tl.debug_barrier()
+    in_blank_T, either_T = tl.zeros([T], tl.float64), tl.zeros([T], tl.float64)
     in_blank, in_label = tl.full((), 1.0 if is_empty else 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-    for frame in range(frames):
-        either = in_blank + in_label
-        tl.store(masses_3KT + row * frames + frame, in_blank)
-        tl.store(masses_3KT + (rows + row) * frames + frame, either)
-        in_label = tl.load(steps_3T + frame) + in_label * tl.load(steps_3T + frames + frame)
-        in_blank = either * tl.load(steps_3T + 2 * frames + frame)
+    for frame in tl.static_range(F):
+        in_blank_T, either_T, in_blank, in_label = next_frame(
+            frame, frame_T, in_blank_T, either_T, in_blank, in_label, begins_T, repeats_T, blank_T * scale_T
+        )
+    place_T = masses_3KT + row * frames + frame_T
+    tl.store(place_T, in_blank_T, mask=real_T)
+    tl.store(place_T + rows * frames, either_T, mask=real_T)
+    tl.store(place_T + 2 * rows * frames, scale_T, mask=real_T)
 
 
 @triton.jit
@@ -134,7 +134,7 @@ def factors(
         memory = tl.load(memory_KR + row_K[:, None] * rank + index_R[None, :], mask=real_KR, other=0)
         place_RV = index_R[:, None] * rank_stride + token_V[None, :] * token_stride
         out = tl.load(out_VR + place_RV, mask=real_RV, other=0)
-        logits_KV = tl.dot(memory.to(tl.float32), out.to(tl.float32), logits_KV, input_precision="ieee")
+        logits_KV = add_product(memory, out, logits_KV)
     return as_factor(logits_KV)
 
 

@@ -38,49 +38,54 @@ def fused_prefix_search(
     reals = partial(log_probs_TC.new_empty, dtype=torch.float64)
     ids = partial(log_probs_TC.new_empty, dtype=torch.int64)
     ranked = ids(nodes), ids(nodes), reals(nodes)
-    scratch = reals(frames, width), *(reals(nodes + 1, frames) for _ in range(2)), reals(frames), reals(frames)
+    scratch = reals(frames, width), *(reals(nodes + 1, frames) for _ in range(2))
     prefix_search_kernel[(1,)](
         log_probs_TC, best_TR, stops_S, *scratch, ids(nodes + 1, width), *ranked,
-        log_probs_TC.stride(0), frames, few, few + 1, len(stops_S), blank, nodes, depth, min_mass=min_mass,
-        T=block(frames), W=width, S=block(len(stops_S)), R=rows, num_warps=4 if width <= 1024 else 8,
+        log_probs_TC.stride(0), few, few + 1, len(stops_S), blank, nodes, depth, min_mass=min_mass,
+        F=frames, T=block(frames, 4), W=width, S=block(len(stops_S)), R=rows, num_warps=warps(width),
     )  # fmt: skip
     return ranked
 
 
+def warps(width: int) -> int:
+    """Return the warps of the program: few, as every choice of a node waits for all of them."""
+    return 1 if width <= 256 else 4 if width <= 1024 else 8
+
+
 @triton.jit
 def prefix_search_kernel(
-    log_probs_TC, best_TR, stops_S, probs_TW, in_blank_RT, either_RT, begins_T, repeats_T, keys_RW, tokens_N, parents_N,
-    masses_N, row_stride, frames, few, best_width, stop_count, blank, nodes, depth, min_mass: tl.constexpr,
+    log_probs_TC, best_TR, stops_S, probs_TW, in_blank_RT, either_RT, keys_RW, tokens_N, parents_N, masses_N,
+    row_stride, few, best_width, stop_count, blank, nodes, depth, min_mass: tl.constexpr, F: tl.constexpr,
     T: tl.constexpr, W: tl.constexpr, S: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Write tokens_N, parents_N and masses_N by rank. T, W, S, R: powers of two that hold the frames, the candidate
-    tokens, the stop tokens, and the nodes with the empty prefix.
+    """Write tokens_N, parents_N and masses_N by rank. F: frames. T, W, S, R: powers of two that hold the frames, the
+    candidate tokens, the stop tokens, and the nodes with the empty prefix.
 
     Args:
         best_TR: the best classes of every frame, few + 1 or all of them.
         probs_TW: scratch, like all up to keys_RW: token probabilities.
         in_blank_RT, either_RT: masses of the expanded prefixes before every frame, ending in a blank and either.
-        begins_T, repeats_T: of the prefix taken last, the mass with which a frame begins its token, and the token's
-            probability.
         keys_RW: masses and tokens of the children of every expanded prefix, as integers that sort by both.
     """
-    tokens_W, real_W = candidates(log_probs_TC, best_TR, probs_TW, row_stride, frames, few, best_width, blank, W)
+    tokens_W, real_W = candidates(log_probs_TC, best_TR, probs_TW, row_stride, F, few, best_width, blank, W)
     frame_T, row_R, index_W = tl.arange(0, T), tl.arange(0, R), tl.arange(0, W)
-    real_T = frame_T < frames
+    real_T = frame_T < F
     stop_S = tl.load(stops_S + tl.arange(0, S), mask=tl.arange(0, S) < stop_count, other=-2)
-    tl.store(begins_T + frame_T, tl.zeros([T], tl.float64), mask=real_T)
-    tl.store(repeats_T + frame_T, tl.zeros([T], tl.float64), mask=real_T)
+    log_blank_T = tl.load(log_probs_TC + frame_T * row_stride + blank, mask=real_T, other=-float("inf"))
+    blank_T = tl.exp(log_blank_T.to(tl.float64))
+    # Of the prefix taken last: the mass with which a frame begins its token, and the token's probability.
+    begins_T, repeats_T = tl.zeros([T], tl.float64), tl.zeros([T], tl.float64)
     best_key_R, level_R = tl.zeros([R], tl.int64), tl.zeros([R], tl.int64)  # of the best child not taken, of the prefix
     row = tl.full((), 0, tl.int64)
     token, level = row - 1, row
     mass = tl.full((), 1.0, tl.float64)
     more = nodes > 0
     while more:
-        tl.debug_barrier()  # begins_T and repeats_T are read below by other threads than wrote them
-        mass_W = child_masses(
-            log_probs_TC, probs_TW, in_blank_RT, either_RT, begins_T, repeats_T, tokens_W, row, token, mass,
-            row_stride, frames, blank, W,
-        )  # fmt: skip
+        in_blank_T, either_T, mass_W = child_masses(
+            probs_TW, begins_T, repeats_T, blank_T, tokens_W, row, token, mass, F, T, W
+        )
+        tl.store(in_blank_RT + row * F + frame_T, in_blank_T, mask=real_T)
+        tl.store(either_RT + row * F + frame_T, either_T, mask=real_T)
         is_stop = tl.max((stop_S == token).to(tl.int32), 0) > 0
         possible_W = real_W & (mass_W > 0) & (level < depth) & (is_stop == 0)
         key_W = tl.where(possible_W, rounded(mass_W) | (tokens_W ^ LOW_BITS), 0)
@@ -97,21 +102,21 @@ def prefix_search_kernel(
         key = tl.max(tl.where(row_R == parent, best_key_R, 0), 0)
         more = (best_rank > 0) & (row < nodes)
         if more:
-            tl.debug_barrier()
+            tl.debug_barrier()  # what other threads have stored is loaded
             parent_token = tl.load(tokens_N + parent - 1, mask=parent > 0, other=-1)
             parent_mass = tl.load(masses_N + parent - 1, mask=parent > 0, other=1.0)
             token, level, row = (key & LOW_BITS) ^ LOW_BITS, place // R + 1, row + 1
             rest_W = tl.load(keys_RW + parent * W + index_W)
             best_key_R = tl.where(row_R == parent, tl.max(tl.where(rest_W < key, rest_W, 0), 0), best_key_R)
-            before_RT = tl.where(token == parent_token, in_blank_RT, either_RT)
-            before_T = tl.load(before_RT + parent * frames + frame_T, mask=real_T, other=0)
+            in_blank_T = tl.load(in_blank_RT + parent * F + frame_T, mask=real_T, other=0)
+            either_T = tl.load(either_RT + parent * F + frame_T, mask=real_T, other=0)
+            before_T = tl.where(token == parent_token, in_blank_T, either_T)
             log_prob_T = tl.load(log_probs_TC + frame_T * row_stride + token, mask=real_T, other=-float("inf"))
             prob_T = tl.exp(log_prob_T.to(tl.float64))
             mass = tl.minimum(tl.sum(before_T * prob_T, 0), parent_mass)
             more = mass >= min_mass
             if more:
-                tl.store(begins_T + frame_T, before_T * prob_T, mask=real_T)
-                tl.store(repeats_T + frame_T, prob_T, mask=real_T)
+                begins_T, repeats_T = before_T * prob_T, prob_T
                 store_node(tokens_N, parents_N, masses_N, row - 1, token, parent - 1, mass, more)
             else:
                 row -= 1
@@ -129,25 +134,43 @@ def store_node(tokens_N, parents_N, masses_N, node, token, parent, mass, mask):
 
 @triton.jit
 def child_masses(
-    log_probs_TC, probs_TW, in_blank_RT, either_RT, begins_T, repeats_T, tokens_W, row, token, mass, row_stride, frames,
-    blank, W: tl.constexpr,
+    probs_TW, begins_T, repeats_T, blank_T, tokens_W, row, token, mass, F: tl.constexpr, T: tl.constexpr,
+    W: tl.constexpr,
 ):  # fmt: skip
-    """Write the masses of the prefix taken last before every frame; return those of its children."""
-    index_W = tl.arange(0, W)
+    """Return the masses of the prefix taken last before every frame, ending in a blank and either, and those of its
+    children.
+
+    Nothing is stored here: a load behind a store would wait for memory in every frame.
+    """
+    index_W, frame_T = tl.arange(0, W), tl.arange(0, T)
     in_blank = tl.where(row == 0, 1.0, 0.0).to(tl.float64)
     in_label = tl.full((), 0.0, tl.float64)
+    in_blank_T, either_T = tl.zeros([T], tl.float64), tl.zeros([T], tl.float64)
     either_W, in_blank_W = tl.zeros([W], tl.float64), tl.zeros([W], tl.float64)
-    for frame in range(frames):
-        either = in_blank + in_label
-        tl.store(in_blank_RT + row * frames + frame, in_blank)
-        tl.store(either_RT + row * frames + frame, either)
+    for frame in tl.static_range(F):
         probs_W = tl.load(probs_TW + frame * W + index_W)
-        either_W += either * probs_W
+        either_W += (in_blank + in_label) * probs_W
         in_blank_W += in_blank * probs_W
-        in_label = tl.load(begins_T + frame) + in_label * tl.load(repeats_T + frame)
-        in_blank = either * tl.exp(tl.load(log_probs_TC + frame * row_stride + blank).to(tl.float64))
+        in_blank_T, either_T, in_blank, in_label = next_frame(
+            frame, frame_T, in_blank_T, either_T, in_blank, in_label, begins_T, repeats_T, blank_T
+        )
     # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
-    return tl.minimum(tl.where(tokens_W == token, in_blank_W, either_W), mass)
+    return in_blank_T, either_T, tl.minimum(tl.where(tokens_W == token, in_blank_W, either_W), mass)
+
+
+@triton.jit
+def next_frame(frame, frame_T, in_blank_T, either_T, in_blank, in_label, begins_T, repeats_T, blank_T):
+    """Enter the masses before a frame, ending in a blank and either, and return them with those behind it."""
+    either = in_blank + in_label
+    in_blank_T = tl.where(frame_T == frame, in_blank, in_blank_T)
+    either_T = tl.where(frame_T == frame, either, either_T)
+    in_label = at_frame(begins_T, frame, frame_T) + in_label * at_frame(repeats_T, frame, frame_T)
+    return in_blank_T, either_T, either * at_frame(blank_T, frame, frame_T), in_label
+
+
+@triton.jit
+def at_frame(x_T, frame, frame_T):
+    return tl.sum(tl.where(frame_T == frame, x_T, 0.0), 0)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ from ctcdraft.fused import block
 
 # The bounds are float32: of blocks that all but tie for the last place a few more are searched.
 SPARE_PAIRS = 8
+RANKED_AT_ONCE = 8192  # candidates that one is compared with
 
 
 def select_children(
@@ -48,13 +49,15 @@ def select_children(
         is_empty=is_empty, merges=merges, V=TOKENS, R=RANK_AT_ONCE,
     )  # fmt: skip
     found = chosen_P, keys_PV, masses_PV, tokens_N, parents_N, masses_N
-    select_kernel[(1,)](*found, pairs, blocks, nodes, P=block(pairs), V=TOKENS, num_warps=8)
+    candidates = min(block(pairs * TOKENS), RANKED_AT_ONCE)
+    select_kernel[(pairs,)](*found, pairs, blocks, nodes, N=block(nodes), V=TOKENS, R=candidates, num_warps=8)
 
 
 def select_levels(tokens_LN: Tensor, parents_LN: Tensor, masses_LN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     depth, nodes = tokens_LN.shape
     ranked = tokens_LN.new_empty(nodes), tokens_LN.new_empty(nodes), masses_LN.new_empty(nodes)
-    levels_kernel[(1,)](tokens_LN, parents_LN, masses_LN, *ranked, depth * nodes, nodes, R=block(depth * nodes))
+    size = depth * nodes
+    levels_kernel[(size,)](tokens_LN, parents_LN, masses_LN, *ranked, size, nodes, R=block(size))
     return ranked
 
 
@@ -120,45 +123,63 @@ def mass_kernel(
 
 @triton.jit
 def select_kernel(
-    chosen_P, keys_PV, masses_PV, tokens_N, rows_N, masses_N, pairs, blocks, nodes, P: tl.constexpr, V: tl.constexpr,
+    chosen_P, keys_PV, masses_PV, tokens_N, rows_N, masses_N, pairs, blocks, nodes, N: tl.constexpr, V: tl.constexpr,
+    R: tl.constexpr,
 ):  # fmt: skip
-    pair_P, index_V = tl.arange(0, P), tl.arange(0, V)
-    chosen_index_P = tl.load(chosen_P + pair_P, mask=pair_P < pairs, other=0)
-    place_PV = pair_P[:, None] * V + index_V[None, :]
-    best_key_P = tl.max(tl.load(keys_PV + place_PV, mask=pair_P[:, None] < pairs, other=0), 1)
-    for node in range(nodes):
-        # Equal masses: by the parent's row and the block of tokens, then (within a pair) by token id.
-        rank_P = tl.where(best_key_P > 0, (best_key_P & ~LOW_BITS) | (chosen_index_P ^ LOW_BITS), 0)
-        best_rank = tl.max(rank_P, 0)
-        chosen = (best_rank & LOW_BITS) ^ LOW_BITS
-        is_pair_P = (best_rank > 0) & (rank_P == best_rank)
-        pair = tl.max(tl.where(is_pair_P, pair_P, 0), 0)
-        key = tl.max(tl.where(is_pair_P, best_key_P, 0), 0)
-        token = (key & LOW_BITS) ^ LOW_BITS
-        keys_V = tl.load(keys_PV + pair * V + index_V)
-        best_key_P = tl.where(is_pair_P, tl.max(tl.where(keys_V < key, keys_V, 0), 0), best_key_P)
-        mass = tl.load(masses_PV + pair * V + token % V, mask=best_rank > 0, other=0)
-        tl.store(tokens_N + node, tl.where(best_rank > 0, token, 0))
-        tl.store(rows_N + node, tl.where(best_rank > 0, chosen // blocks, 0))
-        tl.store(masses_N + node, mass)
+    """One program per pair. The rank of a candidate is the number of those before it, so that no program waits for
+    another; of a pair's own, the best come first, until one is not among the nodes.
+
+    Equal masses: by the parent's row and the block of tokens, then (within a pair) by token id.
+    """
+    pair, index_V, index_R = tl.program_id(0), tl.arange(0, V), tl.arange(0, R)
+    chosen, key_V, size = tl.load(chosen_P + pair), tl.load(keys_PV + pair * V + index_V), pairs * V
+    key, rank, exist = tl.max(key_V, 0), tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+    while (key > 0) & (rank < nodes):
+        mass, token = key & ~LOW_BITS, (key & LOW_BITS) ^ LOW_BITS
+        rank -= rank
+        for start in range(0, size, R):
+            other_R = start + index_R
+            other_mass_R = tl.load(keys_PV + other_R, mask=other_R < size, other=0) & ~LOW_BITS
+            other_chosen_R = tl.load(chosen_P + other_R // V, mask=other_R < size, other=0)
+            comes_first_R = (other_chosen_R < chosen) | ((other_chosen_R == chosen) & (other_R % V < token % V))
+            is_before_R = (other_mass_R > mass) | ((other_mass_R == mass) & comes_first_R)
+            rank += tl.sum(is_before_R.to(tl.int32), 0)
+        is_node = rank < nodes
+        tl.store(tokens_N + rank, token, mask=is_node)
+        tl.store(rows_N + rank, chosen // blocks, mask=is_node)
+        tl.store(masses_N + rank, tl.load(masses_PV + pair * V + token % V), mask=is_node)
+        key = tl.max(tl.where(key_V < key, key_V, 0), 0)
+    if pair == 0:  # nodes that there are not
+        for start in range(0, size, R):
+            key_R = tl.load(keys_PV + start + index_R, mask=start + index_R < size, other=0)
+            exist += tl.sum((key_R > 0).to(tl.int32), 0)
+        node_N = tl.arange(0, N)
+        is_none_N = (node_N >= exist) & (node_N < nodes)
+        tl.store(tokens_N + node_N, tl.zeros([N], tl.int64), mask=is_none_N)
+        tl.store(rows_N + node_N, tl.zeros([N], tl.int64), mask=is_none_N)
+        tl.store(masses_N + node_N, tl.zeros([N], tl.float64), mask=is_none_N)
 
 
 @triton.jit
 def levels_kernel(
     tokens_R, parents_R, masses_R, tokens_N, parents_N, masses_N, size, nodes, R: tl.constexpr,
 ):  # fmt: skip
-    index_R = tl.arange(0, R)
-    real_R = index_R < size
-    mass_R = tl.load(masses_R + index_R, mask=real_R, other=0)
-    key_R = tl.where(real_R, rounded(mass_R) | (index_R.to(tl.int64) ^ LOW_BITS), -1)
-    node_R = tl.full([R], -1, tl.int64)  # of the prefixes taken so far, which come before their children
-    for node in range(nodes):
-        key = tl.max(key_R, 0)
-        chosen = (key & LOW_BITS) ^ LOW_BITS
-        key_R = tl.where(key_R == key, -1, key_R)
-        # Its parent is in the level above; the first level's is the empty prefix.
-        above = tl.where(chosen < nodes, -1, (chosen // nodes - 1) * nodes + tl.load(parents_R + chosen))
-        tl.store(tokens_N + node, tl.load(tokens_R + chosen))
-        tl.store(parents_N + node, tl.max(tl.where(index_R == above, node_R, -1), 0))
-        tl.store(masses_N + node, tl.load(masses_R + chosen))
-        node_R = tl.where(index_R == chosen, node, node_R)
+    """One program per node of a level; of equal masses the first is first, so that parents precede children."""
+    index, index_R = tl.program_id(0), tl.arange(0, R)
+    key_R = order_key(tl.load(masses_R + index_R, mask=index_R < size, other=0), index_R)
+    key_R = tl.where(index_R < size, key_R, -1)
+    mass = tl.load(masses_R + index)
+    rank = tl.sum((key_R > order_key(mass, index)).to(tl.int32), 0)
+    # The parent is in the level above; the first level's is the empty prefix.
+    has_parent = index >= nodes
+    above = tl.where(has_parent, (index // nodes - 1) * nodes + tl.load(parents_R + index), 0)
+    above_rank = tl.sum((key_R > order_key(tl.load(masses_R + above), above)).to(tl.int32), 0)
+    is_node = rank < nodes
+    tl.store(tokens_N + rank, tl.load(tokens_R + index), mask=is_node)
+    tl.store(parents_N + rank, tl.where(has_parent, above_rank, -1), mask=is_node)
+    tl.store(masses_N + rank, mass, mask=is_node)
+
+
+@triton.jit
+def order_key(mass, index):
+    return rounded(mass) | (index.to(tl.int64) ^ LOW_BITS)

@@ -15,6 +15,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
 from ctcdraft.nn.draft_vocab import DraftVocabHead, most_frequent_tokens
 from ctcdraft.nn.heads import Emissions
+from ctcdraft.nn.logit_correction import GRUCorrection
 from ctcdraft.nn.weight_layout import PackedLinears, to_column_major_
 from ctcdraft.renamed import DRAFT_HEAD_MEMBERS
 
@@ -90,7 +91,7 @@ class DraftHead(nn.Module):
         # The base's own weights, which the head shares, keep their layout.
         to_column_major_(self.to(base.dtype).eval(), but=base.lm.parameters())
         for part in self.modules():
-            if isinstance(part, PackedLinears):
+            if isinstance(part, PackedLinears | GRUCorrection):
                 part.pack()
         return self
 

@@ -24,7 +24,9 @@ from ctcdraft.models.compatibility import checked_context_length, refuse_unsuppo
 from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
+from ctcdraft.models.fused_layers import FusedLayers, fused_layers
 from ctcdraft.nn.masks import SlidingWindow, mask_values, packed_causal_mask
+from ctcdraft.nn.tree_attention import use_tree_attention
 from ctcdraft.nn.weight_layout import to_column_major_
 
 
@@ -60,6 +62,8 @@ class BaseLM(nn.Module):
         self.aux_layers = resolve_aux_layers(aux_layers, lm.config.num_hidden_layers)
         self.state_columns: Tensor | None = None  # those of its hidden states that a head reads; see view_of_layers
         self.static_shapes: StaticShapes | None = None  # None: each forward pass has the shape of its tree
+        self.fused_layers: FusedLayers | None = None  # for fixed shapes on an accelerator, see _fuse_layers
+        self._tried_to_fuse = False
         self.quantization = quantization
         self.adapted: str | None = None  # hash of the LoRA trained together with a draft head and merged into lm
         self.layer_devices: list[torch.device] | None = None  # one per layer; None: all layers on one device
@@ -82,6 +86,7 @@ class BaseLM(nn.Module):
         # with the position; stock transformers keeps them in float32, too.
         buffers = [(module, *named) for module in self.modules() for named in module.named_buffers("", False)]
         super()._apply(fn, recurse)
+        self.fused_layers, self._tried_to_fuse = None, False  # they share the weights
         for module, name, value in buffers:
             module._buffers[name] = value.to(module.get_buffer(name).device)
         return self
@@ -94,8 +99,9 @@ class BaseLM(nn.Module):
         return gather(shards) if shards else nullcontext()
 
     def for_inference(self) -> Self:
-        """Store the weights in the memory layout that is fast for the few rows of a tree; not needed for training."""
+        """Choose the memory layout and the attention that are fast for the few rows of a tree; not for training."""
         to_column_major_(self.lm)
+        use_tree_attention(self.lm)
         return self
 
     @property
@@ -125,7 +131,14 @@ class BaseLM(nn.Module):
         """How a tree is read, for a report: "compiled and captured, fixed shapes, torchao_int8"."""
         shapes = "eager, exact shapes" if self.static_shapes is None else self.static_shapes.execution_mode(self.device)
         return ", ".join(
-            part for part in (shapes, self.quantization, "changed by LoRA" if self.adapted else "") if part
+            part
+            for part in (
+                shapes,
+                "fused layers" if self.fused_layers and self.static_shapes else "",
+                self.quantization,
+                "changed by LoRA" if self.adapted else "",
+            )
+            if part
         )
 
     def new_cache(self, capacity: int) -> Any:
@@ -159,10 +172,21 @@ class BaseLM(nn.Module):
 
     def _read_static_tree(self, tree: TokenTree, cache: StaticCache) -> ModelOutput:
         position_ids_N, seen_NM = cache.append_tree(tree)
-        inputs = tree.tokens_N.clamp(min=0), position_ids_N, self._additive_mask(seen_NM)
-        if self.static_shapes is not None and (compiled := self.static_shapes.compiled_forward) is not None:
+        tokens_N, compiled = tree.tokens_N.clamp(min=0), self.static_shapes and self.static_shapes.compiled_forward
+        if compiled:
+            inputs = tokens_N, position_ids_N, self._additive_mask(seen_NM)
             return ModelOutput(*compiled(self._states_and_logits, *inputs, cache.view()))
-        return ModelOutput(*self._states_and_logits(*inputs, cache))
+        if not self._tried_to_fuse and self.device.type != "cpu":
+            self.fuse_layers()
+        if self.fused_layers is not None:
+            states_ND = self.fused_layers(tokens_N, position_ids_N, seen_NM, cache)
+            return ModelOutput(states_ND, self._logits(states_ND))
+        return ModelOutput(*self._states_and_logits(tokens_N, position_ids_N, self._additive_mask(seen_NM), cache))
+
+    @torch.inference_mode(False)
+    def fuse_layers(self) -> None:
+        """Let trees of fixed shapes be read by fused layers, where the layers allow it."""
+        self.fused_layers, self._tried_to_fuse = fused_layers(self), True
 
     @torch.inference_mode()
     def read_rows(self, tokens_K: Tensor, position_ids_K: Tensor, seen_KM: Tensor | None, cache: Any) -> Tensor:

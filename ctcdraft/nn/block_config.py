@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ctcdraft.nn.block_operations import rms_norm
 from ctcdraft.nn.rotary import config_rope_theta, default_frequencies
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,6 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.is_contiguous() and not torch.is_grad_enabled() and self.weight.dtype == x.dtype:
+            return rms_norm(x, self.weight, self.eps)
         # With weights in the input's dtype: under autocast torch would warn and take a slow path.
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 

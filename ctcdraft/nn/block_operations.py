@@ -29,6 +29,12 @@ def rotate_into(
 
 
 @fused(KERNELS, launches=1)
+def rms_norm(x_XD: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
+    """Return x over the root of its mean square, times the weight."""
+    return F.rms_norm(x_XD, weight_D.shape, weight_D, epsilon)
+
+
+@fused(KERNELS, launches=1)
 def silu_gated(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up of the two halves of the last dimension."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -44,13 +50,24 @@ def embed_beside(table_VD: Tensor, tokens_K: Tensor, states_XE: Tensor, rows_K: 
 
 @fused(KERNELS, launches=1)
 def gru_step(
-    table_VD: Tensor, norm_D: Tensor, epsilon: float, input_GD: Tensor, input_bias_G: Tensor, recurrent_GR: Tensor,
-    recurrent_bias_G: Tensor, memory_XR: Tensor, rows_K: Tensor, tokens_K: Tensor,
+    input_VG: Tensor, recurrent_GR: Tensor, recurrent_bias_G: Tensor, memory_XR: Tensor, rows_K: Tensor,
+    tokens_K: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Return memory_KR of a GRU cell after these rows of a memory read the normalised embeddings of tokens."""
-    normed_KD = F.rms_norm(table_VD[tokens_K].to(norm_D.dtype), norm_D.shape, norm_D, epsilon)
-    weights = input_GD, recurrent_GR, input_bias_G, recurrent_bias_G
-    return torch.gru_cell(normed_KD, memory_XR[rows_K], *weights)
+    """Return memory_KR of a GRU cell after these rows of a memory read one token each.
+
+    input_VG: the cell's products of all tokens, their bias included; G = 3 R: reset, update, new.
+    """
+    memory_KR = memory_XR[rows_K]
+    return gru_memory(input_VG[tokens_K], F.linear(memory_KR, recurrent_GR, recurrent_bias_G), memory_KR)
+
+
+def gru_memory(input_XG: Tensor, recurrent_XG: Tensor, memory_XR: Tensor) -> Tensor:
+    """Return the next memory_XR of a GRU cell, given its products of the inputs and of the memory."""
+    rank = memory_XR.shape[-1]
+    gates_XG = (input_XG[..., : 2 * rank] + recurrent_XG[..., : 2 * rank]).sigmoid_()
+    reset_XR, update_XR = gates_XG[..., :rank], gates_XG[..., rank:]
+    new_XR = torch.addcmul(input_XG[..., 2 * rank :], reset_XR, recurrent_XG[..., 2 * rank :]).tanh_()
+    return new_XR.lerp_(memory_XR, update_XR)
 
 
 @cache  # on the device from then on, where captured graphs read it

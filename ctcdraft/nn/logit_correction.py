@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ctcdraft.errors import check_int
 from ctcdraft.nn.block_config import RMSNorm
-from ctcdraft.nn.block_operations import gru_step, is_plain_lookup, row_zero
+from ctcdraft.nn.block_operations import gru_memory, gru_step, row_zero
 from ctcdraft.nn.compiled_step import HeldWeights, compiled_gru_start
 
 EMBEDDING_CHUNK = 8192  # tokens projected at once, so that no second copy of all embeddings is in memory
@@ -149,13 +149,17 @@ class LogitCorrection(nn.Module):
             return None
         state = tuple((source.data_ptr(), source._version) for source in sources)
         if self._table is None or self._table.state != state:  # changed by a step, a file or another device
-            values_VG = weight.new_empty(len(self.embedding.weight), len(weight))
-            for chunk_XG, ids_X in zip(
-                values_VG.split(EMBEDDING_CHUNK), torch.arange(len(values_VG)).split(EMBEDDING_CHUNK), strict=True
-            ):
-                chunk_XG[:] = F.linear(self.embed_tokens(ids_X), weight, bias)
-            self._table = CachedTable(state, tuple(source.detach() for source in sources), values_VG)
+            self._table = CachedTable(state, tuple(source.detach() for source in sources), self.all_projections())
         return self._table.values_VG
+
+    def all_projections(self) -> Tensor:
+        """Return the projected embeddings_VG of all tokens."""
+        weight, bias = self.input_projection()
+        values_VG = weight.new_empty(len(self.embedding.weight), len(weight))
+        ids_V = torch.arange(len(values_VG), device=weight.device)
+        for chunk_XG, ids_X in zip(values_VG.split(EMBEDDING_CHUNK), ids_V.split(EMBEDDING_CHUNK), strict=True):
+            chunk_XG[:] = F.linear(self.embed_tokens(ids_X), weight, bias)
+        return values_VG
 
     def embed_tokens(self, tokens_X: Tensor) -> Tensor:
         return self.norm(self.embedding(tokens_X).to(self.out.weight.dtype))
@@ -204,6 +208,22 @@ class GRUCorrection(LogitCorrection):
         width = embedding.weight.shape[1]
         self.first = nn.Linear(width, rank)
         self.cell = nn.GRUCell(width, rank)
+        self.inputs_VG: Tensor | None = None  # the cell's products of all tokens, on an accelerator
+
+    @torch.no_grad()
+    def pack(self) -> None:
+        """Compute the cell's products of all tokens, on an accelerator, for a head that is not trained any more."""
+        if not self.cell.weight_ih.is_cpu:
+            self.inputs_VG = self.all_projections()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.inputs_VG = None  # of weights on another device or in another dtype
+        return super()._apply(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> Any:
+        if mode:
+            self.inputs_VG = None
+        return super().train(mode)
 
     def start(self, anchor_XD: Tensor, root_X: Tensor, frames_XTD: Tensor | None = None) -> Tensor:
         if root_X.numel() == 1 and (arrays := self.arrays()) is not None:
@@ -222,21 +242,14 @@ class GRUCorrection(LogitCorrection):
         return self.cell.weight_hh, self.cell.bias_hh
 
     def extend(self, memory_XR: Tensor, rows_K: Tensor, tokens_K: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not is_plain_lookup(self.embedding, tokens_K):
+        if self.inputs_VG is None or torch.is_grad_enabled():
             return super().extend(memory_XR, rows_K, tokens_K)
-        cell, norm = self.cell, self.norm
-        weights = cell.weight_ih, cell.bias_ih, cell.weight_hh, cell.bias_hh
-        return gru_step(self.embedding.weight, norm.weight, norm.eps, *weights, memory_XR, rows_K, tokens_K)
+        return gru_step(self.inputs_VG, *self.recurrent_weights(), memory_XR, rows_K, tokens_K)
 
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
         if not self.is_cacheable(self.cell.weight_ih):
             # The cell takes one leading axis.
             memory_YR = self.cell(self.embed_tokens(tokens_X).flatten(0, -2), memory_XR.flatten(0, -2))
             return memory_YR.view(memory_XR.shape)
-        # The cell written out, for inputs that are projected already; G = 3 R: reset, update, new.
-        projected_XG, rank, cell = self.project_tokens(tokens_X), memory_XR.shape[-1], self.cell
-        recurrent_XG = F.linear(memory_XR, cell.weight_hh, cell.bias_hh)
-        gates_XG = (projected_XG[..., : 2 * rank] + recurrent_XG[..., : 2 * rank]).sigmoid_()
-        reset_XR, update_XR = gates_XG[..., :rank], gates_XG[..., rank:]
-        new_XR = torch.addcmul(projected_XG[..., 2 * rank :], reset_XR, recurrent_XG[..., 2 * rank :]).tanh_()
-        return new_XR.lerp_(memory_XR, update_XR)
+        recurrent_XG = F.linear(memory_XR, *self.recurrent_weights())
+        return gru_memory(self.project_tokens(tokens_X), recurrent_XG, memory_XR)

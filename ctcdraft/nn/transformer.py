@@ -15,6 +15,7 @@ from ctcdraft.nn.block_config import ACTIVATIONS, BlockConfig, RMSNorm
 from ctcdraft.nn.block_operations import add_linear, rotate_into, silu_gated
 from ctcdraft.nn.masks import additive_mask
 from ctcdraft.nn.rotary import Rotary, apply_rotary
+from ctcdraft.nn.tree_attention import has_kernels, tree_attention
 from ctcdraft.nn.weight_layout import PackedLinears
 
 TensorPair = tuple[Tensor, Tensor]  # cosines and sines of a rotation, or keys and values
@@ -77,7 +78,9 @@ class AttentionProjections(PackedLinears):
 
         Heads with the same keys are rows of one head: no fast kernel takes both a mask and grouped queries.
         """
-        groups, (_, heads, queries, _) = keys.shape[1], query.shape
+        groups, (_, heads, queries, width) = keys.shape[1], query.shape
+        if has_kernels(mask_XM, query.dtype, width, queries):
+            return tree_attention(query, keys, values, mask_XM, width**-0.5).flatten(2)
         if groups < heads:
             query = query.unflatten(1, (groups, -1)).flatten(2, 3)
         mixed = F.scaled_dot_product_attention(query, keys, values, mask_XM)
@@ -85,7 +88,8 @@ class AttentionProjections(PackedLinears):
 
     def mask_of(self, seen_TM: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the mask for `attend`. Attention would convert one of truth values in every call."""
-        return additive_mask(seen_TM, dtype, self.shape.heads // self.shape.kv_heads)
+        by_kernels = has_kernels(seen_TM, dtype, self.shape.head_width, len(seen_TM))
+        return additive_mask(seen_TM, dtype, 1 if by_kernels else self.shape.heads // self.shape.kv_heads)
 
     def split_heads(self, x_BLD: Tensor) -> Tensor:
         # [B, heads, L, d] by two views: einops takes longer than a small base's product.
@@ -143,7 +147,10 @@ class LlamaBlock(nn.Module):
 
 
 class CausalAttention(AttentionProjections):
-    """Causal attention over new and cached rows, or attention under the mask `seen`, before the output projection."""
+    """Causal attention over new and cached rows, or attention under the mask `seen`, before the output projection.
+
+    seen: truth values, or in fixed shapes the `mask_of` these.
+    """
 
     def forward(self, x_BLD: Tensor, rotation: Any, cache: Any, seen: Tensor | None, layer: int) -> Tensor:
         if cache is None:
@@ -151,7 +158,8 @@ class CausalAttention(AttentionProjections):
         else:
             query, keys, values = self.attended(x_BLD, x_BLD.shape[1], rotation, cache, layer)
             if cache.fixed_shapes and seen is not None:
-                return self.attend(query, keys, values, self.mask_of(seen, query.dtype))
+                mask = self.mask_of(seen, query.dtype) if seen.dtype == torch.bool else seen
+                return self.attend(query, keys, values, mask)
             if seen is None:  # `is_causal` would align the triangle with the first key, not with the last
                 rows, seen_rows = x_BLD.shape[1], keys.shape[2]
                 seen = torch.ones(rows, seen_rows, dtype=torch.bool, device=x_BLD.device).tril(seen_rows - rows)

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ctcdraft.fused import block
+from ctcdraft.triton_parts import add_product
 
 ELEMENTS = 1024  # of an elementwise kernel's program
 
@@ -57,6 +58,22 @@ def rotate_kernel(
             tl.store(place + index_E, y_E.to(x_E.dtype), mask=real_E)
 
 
+def rms_norm(x_XD: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
+    out_XD, width = x_XD.new_empty(x_XD.shape), len(weight_D)
+    rows, size = x_XD.numel() // width, block(width)
+    norm_kernel[(rows,)](x_XD, weight_D, out_XD, width, epsilon, D=size, num_warps=min(max(size // 512, 1), 16))
+    return out_XD
+
+
+@triton.jit
+def norm_kernel(x_XD, weight_D, out_XD, width, epsilon, D: tl.constexpr):
+    row, index_D = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    x_D = tl.load(x_XD + row * width + index_D, mask=index_D < width, other=0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(x_D * x_D, 0) / width + epsilon)
+    y_D = x_D * scale * tl.load(weight_D + index_D, mask=index_D < width, other=0).to(tl.float32)
+    tl.store(out_XD + row * width + index_D, y_D.to(out_XD.dtype.element_ty), mask=index_D < width)
+
+
 def silu_gated(gate_up: Tensor) -> Tensor:
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
@@ -104,80 +121,54 @@ def embed_kernel(
 
 
 def gru_step(
-    table_VD: Tensor, norm_D: Tensor, epsilon: float, input_GD: Tensor, input_bias_G: Tensor, recurrent_GR: Tensor,
-    recurrent_bias_G: Tensor, memory_XR: Tensor, rows_K: Tensor, tokens_K: Tensor,
+    input_VG: Tensor, recurrent_GR: Tensor, recurrent_bias_G: Tensor, memory_XR: Tensor, rows_K: Tensor,
+    tokens_K: Tensor,
 ) -> Tensor:  # fmt: skip
-    count, (rank, width) = len(tokens_K), (memory_XR.shape[1], table_VD.shape[1])
+    count, rank = len(tokens_K), memory_XR.shape[1]
     out_KR = memory_XR.new_empty(count, rank)
-    weights = input_GD, input_bias_G, recurrent_GR, recurrent_bias_G
-    strides = table_VD.stride(0), *input_GD.stride(), *recurrent_GR.stride(), memory_XR.stride(0)
+    strides = input_VG.stride(0), *recurrent_GR.stride(), memory_XR.stride(0)
     gru_kernel[(triton.cdiv(rank, 16),)](
-        table_VD, norm_D, *weights, memory_XR, rows_K, tokens_K, out_KR, epsilon, *strides, count, rank, width,
-        K=block(count), R=16, D=32,
+        input_VG, recurrent_GR, recurrent_bias_G, memory_XR, rows_K, tokens_K, out_KR, *strides, count, rank,
+        K=block(count), R=16, D=64,
     )  # fmt: skip
     return out_KR
 
 
 @triton.jit
-def add_gates(
-    x_KD, weight, out_R, rank, index_D, real_D, gate_stride, column_stride, reset_KR, update_KR, new_KR
-):  # fmt: skip
-    """Add x times the rows of the three gates to their sums."""
-    real_DR = real_D[:, None] & (out_R < rank)[None, :]
-    place_DR = out_R[None, :] * gate_stride + index_D[:, None] * column_stride
-    reset_DR = tl.load(weight + place_DR, mask=real_DR, other=0).to(tl.float32)
-    update_DR = tl.load(weight + place_DR + rank * gate_stride, mask=real_DR, other=0).to(tl.float32)
-    new_DR = tl.load(weight + place_DR + 2 * rank * gate_stride, mask=real_DR, other=0).to(tl.float32)
-    return (
-        tl.dot(x_KD, reset_DR, reset_KR, input_precision="ieee"),
-        tl.dot(x_KD, update_DR, update_KR, input_precision="ieee"),
-        tl.dot(x_KD, new_DR, new_KR, input_precision="ieee"),
-    )
-
-
-@triton.jit
 def gru_kernel(
-    table_VD, norm_D, input_GD, input_bias_G, recurrent_GR, recurrent_bias_G, memory_XR, rows_K, tokens_K, out_KR,
-    epsilon, table_row, input_gate, input_column, recurrent_gate, recurrent_column, memory_row, count, rank, width,
-    K: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    input_VG, recurrent_GR, recurrent_bias_G, memory_XR, rows_K, tokens_K, out_KR, input_row, recurrent_gate,
+    recurrent_column, memory_row, count, rank, K: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
+    """One program computes R columns of the memories. Products keep the dtype of the weights, sums are float32."""
     index_K, out_R = tl.arange(0, K), tl.program_id(0) * R + tl.arange(0, R)
     real_K, real_R = index_K < count, out_R < rank
-    token_K = tl.load(tokens_K + index_K, mask=real_K, other=0)
+    real_KR = real_K[:, None] & real_R[None, :]
     row_K = tl.load(rows_K + index_K, mask=real_K, other=0)
     reset_KR, update_KR = tl.zeros([K, R], tl.float32), tl.zeros([K, R], tl.float32)
-    new_KR, recurrent_KR = tl.zeros([K, R], tl.float32), tl.zeros([K, R], tl.float32)
-    squares_K = tl.zeros([K], tl.float32)
-    for start in range(0, width, D):
-        index_D = start + tl.arange(0, D)
-        real_D = index_D < width
-        place_KD = token_K[:, None] * table_row + index_D[None, :]
-        x_KD = tl.load(table_VD + place_KD, mask=real_K[:, None] & real_D[None, :], other=0).to(tl.float32)
-        squares_K += tl.sum(x_KD * x_KD, 1)
-        x_KD *= tl.load(norm_D + index_D, mask=real_D, other=0).to(tl.float32)[None, :]
-        reset_KR, update_KR, new_KR = add_gates(
-            x_KD, input_GD, out_R, rank, index_D, real_D, input_gate, input_column, reset_KR, update_KR, new_KR
-        )
-    scale_K1 = (1 / tl.sqrt(squares_K / width + epsilon))[:, None]
-    reset_KR, update_KR, new_KR = reset_KR * scale_K1, update_KR * scale_K1, new_KR * scale_K1
+    recurrent_KR = tl.zeros([K, R], tl.float32)
     for start in range(0, rank, D):
         index_D = start + tl.arange(0, D)
         real_D = index_D < rank
+        real_DR = real_D[:, None] & real_R[None, :]
         place_KD = row_K[:, None] * memory_row + index_D[None, :]
-        h_KD = tl.load(memory_XR + place_KD, mask=real_K[:, None] & real_D[None, :], other=0).to(tl.float32)
-        reset_KR, update_KR, recurrent_KR = add_gates(
-            h_KD, recurrent_GR, out_R, rank, index_D, real_D, recurrent_gate, recurrent_column, reset_KR, update_KR,
-            recurrent_KR,
-        )  # fmt: skip
-    reset_KR = tl.sigmoid(reset_KR + bias_of(input_bias_G, out_R, real_R) + bias_of(recurrent_bias_G, out_R, real_R))
-    update_KR += bias_of(input_bias_G + rank, out_R, real_R) + bias_of(recurrent_bias_G + rank, out_R, real_R)
+        memory_KD = tl.load(memory_XR + place_KD, mask=real_K[:, None] & real_D[None, :], other=0)
+        weight_DR = recurrent_GR + out_R[None, :] * recurrent_gate + index_D[:, None] * recurrent_column
+        reset_DR = tl.load(weight_DR, mask=real_DR, other=0)
+        update_DR = tl.load(weight_DR + rank * recurrent_gate, mask=real_DR, other=0)
+        new_DR = tl.load(weight_DR + 2 * rank * recurrent_gate, mask=real_DR, other=0)
+        reset_KR = add_product(memory_KD, reset_DR, reset_KR)
+        update_KR = add_product(memory_KD, update_DR, update_KR)
+        recurrent_KR = add_product(memory_KD, new_DR, recurrent_KR)
+    token_K = tl.load(tokens_K + index_K, mask=real_K, other=0)
+    input_KR = input_VG + token_K[:, None] * input_row + out_R[None, :]
+    reset_KR += tl.load(input_KR, mask=real_KR, other=0).to(tl.float32) + bias_of(recurrent_bias_G, out_R, real_R)
+    update_KR += tl.load(input_KR + rank, mask=real_KR, other=0).to(tl.float32)
+    update_KR += bias_of(recurrent_bias_G + rank, out_R, real_R)
     recurrent_KR += bias_of(recurrent_bias_G + 2 * rank, out_R, real_R)
-    new_KR += bias_of(input_bias_G + 2 * rank, out_R, real_R) + reset_KR * recurrent_KR
+    new_KR = tl.load(input_KR + 2 * rank, mask=real_KR, other=0).to(tl.float32) + tl.sigmoid(reset_KR) * recurrent_KR
     new_KR = 2 * tl.sigmoid(2 * new_KR) - 1  # the hyperbolic tangent
-    place_KR = row_K[:, None] * memory_row + out_R[None, :]
-    real_KR = real_K[:, None] & real_R[None, :]
-    before_KR = tl.load(memory_XR + place_KR, mask=real_KR, other=0).to(tl.float32)
-    next_KR = new_KR + tl.sigmoid(update_KR) * (before_KR - new_KR)
+    before_KR = tl.load(memory_XR + row_K[:, None] * memory_row + out_R[None, :], mask=real_KR, other=0)
+    next_KR = new_KR + tl.sigmoid(update_KR) * (before_KR.to(tl.float32) - new_KR)
     place_KR = index_K[:, None] * rank + out_R[None, :]
     tl.store(out_KR + place_KR, next_KR.to(out_KR.dtype.element_ty), mask=real_KR)
 

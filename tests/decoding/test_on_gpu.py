@@ -11,6 +11,8 @@ from tiny_models import random_base
 
 from ctcdraft.decoding.loop import generate, why_not_captured
 from ctcdraft.decoding.static_loop import StaticShapes, Transfers
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.nn.tree_attention import use_tree_attention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,6 +50,31 @@ def test_a_step_waits_for_nothing_but_the_report(temperature, tmp_path):
                 torch.cuda.set_sync_debug_mode("default")
             transfers.wait()
             assert transfers.previous() is not None
+
+
+@torch.inference_mode()
+def test_half_precision_by_kernels(tmp_path):
+    """Captured and eager steps give the same tokens, and fused layers the hidden states of the stock ones."""
+    base = random_base(context=128, head_dim=32).to("cuda", torch.bfloat16)
+    use_tree_attention(base.lm)
+    for drafter in captured_drafters(base, tmp_path):
+        drafter = drafter.to("cuda", torch.bfloat16) if isinstance(drafter, torch.nn.Module) else drafter
+        base.static_shapes, answers = StaticShapes(), []
+        for eager in (False, True):
+            decoder = base.static_shapes.decoder(base, drafter, HOW, 128)
+            decoder.capture_error = "tested" if eager else None
+            answers.append([generate(base, drafter, prompt.cuda(), HOW, frozenset(), 5).tokens for prompt in PROMPTS])
+            assert eager or (decoder.graphs and decoder.capture_error is None), type(drafter).__name__
+        assert answers[0] == answers[1], type(drafter).__name__
+    assert base.fused_layers is not None
+    tree, states = TokenTree.chain(torch.tensor([9], device="cuda"), torch.arange(5, device="cuda")), []
+    for fused in (base.fused_layers, None):
+        base.fused_layers, cache = fused, base.static_shapes.reserve(base, HOW, 128)
+        cache.restart()
+        base.read(PROMPTS[1].cuda(), cache.exact)
+        cache.adopt_prompt()
+        states.append(base.read_tree(tree, cache).states_ND.float())
+    assert (states[0] - states[1]).norm() < 0.05 * states[1].norm()
 
 
 def test_the_memory_of_answers_does_not_grow(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from fused_parts import SEEDS, assert_close, check_operation, list_of, random_integer, runs_kernels
 
-from ctcdraft.nn.block_operations import add_linear, embed_beside, gru_step, rotate_into, silu_gated
+from ctcdraft.nn.block_operations import add_linear, embed_beside, gru_step, rms_norm, rotate_into, silu_gated
 from ctcdraft.nn.rotary import Rotary, default_frequencies
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -42,6 +42,9 @@ def check_block_operations(seed: int) -> None:
         rotate_into, query, key, value, cos_PE, sin_PE, position_ids_N, rows_N, *caches, compare=assert_near
     )
 
+    wide = random_integer(rng, 1, 700)
+    check_operation(rms_norm, random(1, count, wide), random(wide), 1e-5, compare=assert_near)
+
     inner = random_integer(rng, 1, 700)
     check_operation(silu_gated, random(1, count, 2 * inner), compare=assert_near)
 
@@ -53,11 +56,11 @@ def check_block_operations(seed: int) -> None:
     rows_K = torch.randint(0, len(states_XE), (count,), generator=rng)
     check_operation(embed_beside, table_VD, tokens_K, states_XE, rows_K, random_integer(rng, 0, 1) == 1)
 
-    rank = random_integer(rng, 1, 40)
-    cell = torch.nn.GRUCell(table_VD.shape[1], rank).to(dtype)
-    weights = [weight.detach() for weight in (cell.weight_ih, cell.bias_ih, cell.weight_hh, cell.bias_hh)]
-    memory_XR, norm_D = random(len(states_XE), rank), random(table_VD.shape[1])
-    check_operation(gru_step, table_VD, norm_D, 1e-6, *weights, memory_XR, rows_K, tokens_K, compare=assert_near)
+    rank = random_integer(rng, 1, 90)
+    cell = torch.nn.GRUCell(7, rank).to(dtype)
+    memory_XR, input_VG = random(len(states_XE), rank), random(20, 3 * rank + random_integer(rng, 0, 9))[:, : 3 * rank]
+    weights = cell.weight_hh.detach(), cell.bias_hh.detach()
+    check_operation(gru_step, input_VG, *weights, memory_XR, rows_K, tokens_K, compare=assert_near)
 
 
 @runs_kernels

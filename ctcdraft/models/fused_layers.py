@@ -1,0 +1,121 @@
+"""The decoder layers of a stock model as plain blocks that share its weights, for steps of fixed shapes.
+
+A stock Llama layer is 45 kernels per step, most of them a few microseconds of arithmetic on little memory; these are
+ten. A block is used only if its outputs on random inputs agree with those of the layer that it replaces
+(nn/base_layer.py), and the blocks only if all of them, with embeddings and the last norm, agree with the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctcdraft.decoding.static_cache import StaticCache
+from ctcdraft.nn.base_layer import BASE_PARAMETER_NAMES, base_block_config, decoder_layers, try_copy_layer
+from ctcdraft.nn.block_config import BlockConfig
+from ctcdraft.nn.block_operations import add_linear
+from ctcdraft.nn.rotary import Rotary
+from ctcdraft.nn.transformer import CausalBlock
+from ctcdraft.nn.weight_layout import pack_rows_
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of hidden states, relative; in half precision the layers round
+HALF_TOLERANCE = 0.1
+CHECKED_TOKENS = 8
+
+
+class FusedLayers:
+    """Runs a base's layers over rows of a StaticCache.
+
+    Args:
+        states: numbers of the layers whose outputs are returned beside the last hidden states; 0 are the embeddings.
+    """
+
+    def __init__(self, lm: Any, blocks: Sequence[Any], rotary: Rotary, states: Sequence[int]) -> None:
+        self.embedding, self.norm = lm.get_input_embeddings(), lm.base_model.norm
+        self.blocks, self.rotary, self.states = blocks, rotary, states
+
+    def __call__(self, tokens_N: Tensor, position_ids_N: Tensor, seen_NM: Tensor, cache: StaticCache) -> Tensor:
+        """Return hidden states_ND, those of other layers behind. seen_NM: which rows of the cache each token sees."""
+        x_1ND, kept = self.embedding(tokens_N)[None], dict[int, Tensor]()
+        rotation = self.rotary.at(position_ids_N)
+        mask_XM = self.blocks[0].attention.mask_of(seen_NM, x_1ND.dtype)
+        for number, block in enumerate(self.blocks):
+            if number in self.states:
+                kept[number] = x_1ND.clone()  # the layer adds to it in place
+            mixed_1NE = block.attention(block.attention_norm(x_1ND), rotation, cache, mask_XM, number)
+            x_1ND = add_linear(x_1ND, block.attention.out, mixed_1NE)
+            x_1ND = add_linear(x_1ND, block.mlp.down, block.mlp.inner(block.mlp_norm(x_1ND)))
+        x_1ND = self.norm(x_1ND)
+        return torch.cat([x_1ND, *(kept[number] for number in self.states)], dim=-1)[0] if kept else x_1ND[0]
+
+
+@torch.no_grad()
+def fused_layers(base: Any) -> FusedLayers | None:
+    """Return the layers of a base as blocks; None where they compute something else, or are changed by hooks."""
+    lm, shape = base.lm, base_block_config(base.lm, base.context_length)
+    layers = decoder_layers(lm)
+    if not layers or has_hooks(lm) or any((base.layer_devices, base.window, base.quantization)):
+        return None
+    rotary = Rotary(shape.frequencies, shape.positions, shape.rotary_scale)
+    probe = CausalBlock(shape, input_norm=True).to(base.device).eval()
+    if any(not is_plain(probe, layer, number, shape, lm) for number, layer in enumerate(layers)):
+        return None
+    states = base.aux_layers[1:]
+    blocks = [block_of(layer, shape) for layer in layers]
+    fused = FusedLayers(lm, blocks, rotary, states)
+    return fused if computes_the_same(fused, base) else None
+
+
+def has_hooks(lm: Any) -> bool:
+    """Return whether calls of the model or of its parts do something else besides."""
+    hooks = [
+        hook
+        for part in lm.base_model.modules()
+        for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    ]
+    # Those of transformers collect hidden states.
+    return any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
+
+
+def is_plain(probe: CausalBlock, layer: Any, number: int, shape: BlockConfig, lm: Any) -> bool:
+    """Return whether a plain block with the layer's own weights computes what the layer does."""
+    parameters = dict(layer.named_parameters())
+    if any(type(part) is not nn.Linear for part in layer.modules() if hasattr(part, "in_features")):
+        return False  # one with an adapter
+    if try_copy_layer(probe, shape, lambda x, position_ids: probe(x, position_ids), lm, number) is not None:
+        return False
+    theirs = {name: parameters.get(BASE_PARAMETER_NAMES[name]) for name in probe.state_dict()}
+    # Other weights than the layer's own are those of another convention: of norms, of rotary pairs, of scales.
+    return all(
+        weight is not None and torch.equal(value, weight.float())
+        for (name, value), weight in zip(probe.state_dict().items(), theirs.values(), strict=True)
+    )
+
+
+def block_of(layer: Any, shape: BlockConfig) -> CausalBlock:
+    """Return a block that shares the weights of a layer; those that one product computes become rows of one matrix."""
+    attention, mlp = layer.self_attn, layer.mlp
+    with torch.device("meta"):
+        block = CausalBlock(replace(shape, positions=1), input_norm=True).eval()
+    block.attention.packed = pack_rows_([attention.q_proj, attention.k_proj, attention.v_proj])
+    block.mlp.packed = pack_rows_([mlp.gate_proj, mlp.up_proj])
+    for name, _ in list(block.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        setattr(block.get_submodule(owner), leaf, layer.get_parameter(BASE_PARAMETER_NAMES[name]))
+    return block
+
+
+def computes_the_same(fused: FusedLayers, base: Any) -> bool:
+    """Return whether the hidden states of a short random text agree with those of the whole model."""
+    rng = torch.Generator().manual_seed(0)
+    count = min(CHECKED_TOKENS, base.context_length)
+    tokens_N = torch.randint(base.vocabulary, (count,), generator=rng).to(base.device)
+    cache = StaticCache(len(fused.blocks), count, base.context_length, base.device)
+    rows = cache.append(count, base.device)
+    found = fused(tokens_N, rows.position_ids_N, rows.seen_by_all(), cache)[:, : base.width].float()
+    expected = base.lm.base_model(input_ids=tokens_N[None], use_cache=False).last_hidden_state[0].float()
+    return bool((found - expected).norm() < TOLERANCE.get(base.dtype, HALF_TOLERANCE) * expected.norm())
