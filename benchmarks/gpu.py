@@ -1,6 +1,6 @@
 """What only a CUDA device can show: `make gpu PART=tests`, `PART=latency` and `PART=demo`, at most 8 minutes each.
 
-    tests      the tests marked `gpu`
+    tests      the tests marked `gpu`, without the slow ones
     latency    bandwidth, and c, v, o of every drafter on random weights of a 7 B Llama: eager, captured, compiled
     demo       losslessness in bfloat16, and experiment=shipped, on the embedded base
 
@@ -57,7 +57,7 @@ def run_tests(device: torch.device, out: Path, deadline: float) -> None:
     # The options in pyproject.toml need plugins that may be absent; other versions of packages have other warnings.
     ours = ["-o", "addopts=-ra", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
     workers = ["-n", str(min(12, os.cpu_count() or 1))] if find_spec("xdist") else []  # they mostly compile kernels
-    command = ["-m", "pytest", "-m", "gpu", "-v", *ours, *workers, *map(str, files)]
+    command = ["-m", "pytest", "-m", "gpu and not slow", "-v", *ours, *workers, *map(str, files)]
     run_logged(command, out / "tests.txt", deadline)
 
 

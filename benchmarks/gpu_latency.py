@@ -35,7 +35,9 @@ from ctcdraft.io import write_text
 from ctcdraft.report.tables import Columns, markdown_table
 
 ROW_SECONDS = {"compiled": 90.0, "captured": 25.0, "eager": 25.0}  # of one row; compiled: with two sizes to compile
-DRAFTERS = [name for name in OVERRIDES if not name.startswith(("draft_model", AUTOREGRESSIVE))]
+FIRST = ("ctc", "ctc_gru", "medusa", "hydra", "eagle_dynamic")  # measured in all contexts before the others are
+OTHERS = [name for name in OVERRIDES if name not in FIRST and not name.startswith(("draft_model", AUTOREGRESSIVE))]
+DRAFTERS = [*FIRST, *OTHERS]
 MODES = {"captured": (True, False), "eager": (False, False), "compiled": (True, True)}  # static shapes, compiled
 UNIT = ("mode", "context", "drafter")
 PRINTED = ("mode", "context", "drafter", "reads", "c", "v", "o", "error")
@@ -92,7 +94,10 @@ def measure(device: torch.device, out: Path, deadline: float) -> None:
     """Append a row for every mode, context and drafter that is missing, and print the goals."""
     scale, file, code = FULL if device.type == "cuda" else SMALL, out / "latency.jsonl", rows_hash()
     rows = {tuple(row[key] for key in UNIT): row for row in stored_rows(file) if row["code"] == code}  # the last ones
-    units = product(scale.modes, scale.contexts, [AUTOREGRESSIVE, *DRAFTERS])
+    units = sorted(
+        product(scale.modes, scale.contexts, [AUTOREGRESSIVE, *DRAFTERS]),
+        key=lambda unit: (scale.modes.index(unit[0]), unit[2] in OTHERS),
+    )
     # What failed, or was not finished, is tried again, but last: it keeps no other row from being measured.
     todo = sorted((unit for unit in units if "error" in rows.get(unit, "error")), key=rows.__contains__)
     if todo:

@@ -46,10 +46,19 @@ class StepCounter:
         self.drafter, self.report, self.first, self.last = drafter, report, first, last
         self.steps, self.of_base, self.totals = 0, 0, dict[str, int]()
         layers, entered = base.lm.base_model, [0]
+        self.base, self.fused_layers = base, base.fused_layers
+        if self.fused_layers is not None:
+            base.fused_layers = self.run_fused
         self.hooks = [
             layers.register_forward_pre_hook(lambda *_: entered.append(report.launches.total())),
             layers.register_forward_hook(lambda *_: self.leave(entered.pop())),
         ]
+
+    def run_fused(self, *read: Any) -> torch.Tensor:
+        launches = self.report.launches.total()
+        states_ND = self.fused_layers(*read)
+        self.leave(launches)
+        return states_ND
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.drafter, name)
@@ -69,6 +78,7 @@ class StepCounter:
     def per_step(self) -> dict[str, float]:
         for hook in self.hooks:
             hook.remove()
+        self.base.fused_layers = self.fused_layers
         return {name: total / (self.last - self.first) for name, total in self.totals.items()}
 
 
@@ -84,6 +94,8 @@ class Case:
     def count(self, drafter: Any, fixed_shapes: bool, in_torch: Iterable[str]) -> dict[str, float]:
         """Return the counts per step. in_torch: operations of ctcdraft that no kernel does."""
         self.base.static_shapes = StaticShapes() if fixed_shapes else None
+        if fixed_shapes:
+            self.base.fuse_layers()
         try:
             with without_kernels(in_torch):
                 counts = measure(self.base, drafter, self.prompt_L, self.settings, self.steps)

@@ -124,7 +124,8 @@ def copy_bandwidth(device: torch.device, rounds: int = 5) -> float:
 def matmul_rate(base: BaseLM, rounds: int = 5) -> float:
     """Return the FLOP/s of a square matrix product in the base model's dtype: the best round after a warm-up."""
     size = MATMUL_SIZE.get(base.device.type, 1024)
-    left, right = torch.ones(2, size, size, dtype=base.dtype, device=base.device)
+    # Not of ones, which an accelerator multiplies with less power, so faster.
+    left, right = torch.randn(2, size, size, dtype=base.dtype, device=base.device)
     return 2 * size**3 / fastest_seconds(lambda: left @ right, base.device, rounds)
 
 
