@@ -35,7 +35,7 @@ test-slow: setup
 rehearsal: setup
 	$(BIN)/python -m benchmarks.rehearsal --processes 4
 
-# On a CUDA machine, in at most 8 minutes: PART=tests, latency or demo, into results/device/CARD. It installs nothing:
+# On a CUDA machine, in at most 8 minutes: PART=tests, latency, kernels or demo, into results/device/CARD. It installs nothing:
 # without .venv it runs with PYTHON, which needs Python 3.11 or newer, torch and transformers (docs/performance.md).
 PART ?= latency
 

@@ -1,7 +1,8 @@
-"""What only a CUDA device can show: `make gpu PART=tests`, `PART=latency` and `PART=demo`, at most 8 minutes each.
+"""What only a CUDA device can show: `make gpu PART=tests`, `latency`, `kernels` and `demo`, at most 8 minutes each.
 
     tests      the tests marked `gpu`, without the slow ones
     latency    bandwidth, and c, v, o of every drafter on random weights of a 7 B Llama: eager, captured, compiled
+    kernels    times of captured steps and of the kernels in them, on the same weights
     demo       losslessness in bfloat16, and experiment=shipped, on the embedded base
 
 Everything is written as it is measured, into results/device/CARD; what is there is not measured again by the same code.
@@ -98,7 +99,14 @@ def run_latency(device: torch.device, out: Path, deadline: float) -> None:
     run_logged(["-m", "benchmarks.gpu_latency", str(device), str(out), f"{seconds:.0f}"], out / "latency.txt", deadline)
 
 
-PARTS = {"tests": run_tests, "latency": run_latency, "demo": run_demo}
+def run_kernels(device: torch.device, out: Path, deadline: float) -> None:
+    if device.type != "cuda":
+        raise InputError(f"device={device} captures no steps; this part needs a CUDA device")
+    seconds = max(0.0, deadline - monotonic() - 60.0)  # what was begun then has a minute
+    run_logged(["-m", "benchmarks.gpu_kernels", str(out), f"{seconds:.0f}"], out / "kernels-log.txt", deadline)
+
+
+PARTS = {"tests": run_tests, "latency": run_latency, "kernels": run_kernels, "demo": run_demo}
 
 if __name__ == "__main__":
     run_cli("gpu", main)

@@ -209,7 +209,7 @@ def test_without_a_device_there_is_one_sentence():
     for part in gpu.PARTS:
         with pytest.raises(InputError, match="there is no CUDA device here"):
             gpu.main([part])
-    with pytest.raises(InputError, match="give one of tests, latency, demo"):
+    with pytest.raises(InputError, match="give one of tests, latency, kernels, demo"):
         gpu.main(["everything"])
 
 

@@ -154,6 +154,9 @@ class StaticDecoder:
     def draft(self, context: StaticContext) -> None:
         # None: drafters that sample their tokens have no fixed shapes.
         self.drafted, self.memory = self.drafter.draft(context, self.memory, None)
+        # Computed here, not when they are first asked for: where parts are captured one by one, the graph of another
+        # part would read memory that belongs to the tree of the text in which it was captured.
+        self.drafted.depths_N, self.drafted.ancestors_NN  # noqa: B018
         # Here, as kernels write behind their buffers without complaint. Both numbers are on the host.
         refuse_over_budget(self.drafter, self.settings.nodes, "nodes", len(self.drafted))
         if self.drafted.height >= self.longest:

@@ -12,6 +12,8 @@ from tiny_models import random_base
 from ctcdraft.decoding.loop import generate, why_not_captured
 from ctcdraft.decoding.static_loop import StaticShapes, Transfers
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.controls import FullTree
+from ctcdraft.evaluation.profiling import profile_generation
 from ctcdraft.nn.tree_attention import use_tree_attention
 
 pytestmark = [
@@ -50,6 +52,18 @@ def test_a_step_waits_for_nothing_but_the_report(temperature, tmp_path):
                 torch.cuda.set_sync_debug_mode("default")
             transfers.wait()
             assert transfers.previous() is not None
+
+
+def test_parts_that_are_captured_by_themselves_serve_every_text():
+    """As in profiles: memory of the text in which they were captured may be used for something else by then."""
+    base = random_base(context=128).to("cuda")
+    base.static_shapes = StaticShapes()
+    for drafter in (FullTree(), *captured_drafters(base, None)):
+        expected = generate(base, drafter, PROMPTS[0].cuda(), HOW, frozenset(), 5).tokens
+        for _ in range(3):
+            _, answer = profile_generation(base, drafter, PROMPTS[0].cuda(), HOW, 5)
+            assert answer.tokens == expected[: len(answer.tokens)], type(drafter).__name__
+            torch.full((2**16,), 2**40, device="cuda")  # what is free is overwritten
 
 
 @torch.inference_mode()
