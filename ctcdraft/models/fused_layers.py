@@ -1,7 +1,7 @@
 """The decoder layers of a stock model as plain blocks that share its weights, for steps of fixed shapes.
 
-A stock Llama layer is 45 kernels per step, most of them a few microseconds of arithmetic on little memory; these are
-ten. A block is used only if its outputs on random inputs agree with those of the layer that it replaces
+A stock Llama layer is 37 launches, most of them some microseconds of arithmetic on little memory; a block has ten.
+A block is used only if its outputs on random inputs agree with those of the layer that it replaces
 (nn/base_layer.py), and the blocks only if all of them, with embeddings and the last norm, agree with the whole model.
 """
 
