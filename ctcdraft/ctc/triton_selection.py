@@ -136,7 +136,7 @@ def select_kernel(
     key, rank, exist = tl.max(key_V, 0), tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     while (key > 0) & (rank < nodes):
         mass, token = key & ~LOW_BITS, (key & LOW_BITS) ^ LOW_BITS
-        rank -= rank
+        rank = tl.full((), 0, tl.int32)
         for start in range(0, size, R):
             other_R = start + index_R
             other_mass_R = tl.load(keys_PV + other_R, mask=other_R < size, other=0) & ~LOW_BITS

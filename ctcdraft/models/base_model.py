@@ -62,7 +62,7 @@ class BaseLM(nn.Module):
         self.aux_layers = resolve_aux_layers(aux_layers, lm.config.num_hidden_layers)
         self.state_columns: Tensor | None = None  # those of its hidden states that a head reads; see view_of_layers
         self.static_shapes: StaticShapes | None = None  # None: each forward pass has the shape of its tree
-        self.fused_layers: FusedLayers | None = None  # for fixed shapes on an accelerator, see _fuse_layers
+        self.fused_layers: FusedLayers | None = None  # for fixed shapes on an accelerator, see fuse_layers
         self._tried_to_fuse = False
         self.quantization = quantization
         self.adapted: str | None = None  # hash of the LoRA trained together with a draft head and merged into lm
