@@ -25,8 +25,6 @@ from ctcdraft.nn.weight_layout import pack_rows_
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of hidden states, relative; in half precision the layers round
 HALF_TOLERANCE = 0.1
 CHECKED_TOKENS = 8
-# Of rotary embeddings whose frequencies depend on nothing but the config; others change with the length of the text.
-FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 
 
 class FusedLayers:
@@ -61,8 +59,6 @@ def fused_layers(base: Any) -> FusedLayers | None:
     lm, shape = base.lm, base_block_config(base.lm, base.context_length)
     layers = decoder_layers(lm)
     if not layers or has_hooks(lm) or any((base.layer_devices, base.window, base.quantization)):
-        return None
-    if (getattr(lm.config, "rope_parameters", None) or {}).get("rope_type", "default") not in FIXED_ROTATIONS:
         return None
     rotary = Rotary(shape.frequencies, shape.positions, shape.rotary_scale)
     probe = CausalBlock(shape, input_norm=True).to(base.device).eval()

@@ -22,7 +22,6 @@ KEPT = {
     "llama": {"mlp_bias": True},
     "mistral": {"sliding_window": 16},
     "phi3": {"without": ("head_dim",)},  # one matrix for queries, keys and values
-    "qwen2": {"without": ("head_dim",), "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
 }
 
 
