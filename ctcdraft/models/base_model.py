@@ -24,7 +24,7 @@ from ctcdraft.models.compatibility import checked_context_length, refuse_unsuppo
 from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
-from ctcdraft.models.fused_layers import FusedLayers, fused_layers
+from ctcdraft.models.fused_layers import FusedLayers, fused_layers, read_static_tree
 from ctcdraft.nn.masks import SlidingWindow, mask_values, packed_causal_mask
 from ctcdraft.nn.tree_attention import use_tree_attention
 from ctcdraft.nn.weight_layout import to_column_major_
@@ -63,7 +63,7 @@ class BaseLM(nn.Module):
         self.state_columns: Tensor | None = None  # those of its hidden states that a head reads; see view_of_layers
         self.static_shapes: StaticShapes | None = None  # None: each forward pass has the shape of its tree
         self.fused_layers: FusedLayers | None = None  # for fixed shapes on an accelerator, see fuse_layers
-        self._tried_to_fuse = False
+        self.tried_to_fuse = False
         self.quantization = quantization
         self.adapted: str | None = None  # hash of the LoRA trained together with a draft head and merged into lm
         self.layer_devices: list[torch.device] | None = None  # one per layer; None: all layers on one device
@@ -86,7 +86,7 @@ class BaseLM(nn.Module):
         # with the position; stock transformers keeps them in float32, too.
         buffers = [(module, *named) for module in self.modules() for named in module.named_buffers("", False)]
         super()._apply(fn, recurse)
-        self.fused_layers, self._tried_to_fuse = None, False  # they share the weights
+        self.fused_layers, self.tried_to_fuse = None, False  # they share the weights
         for module, name, value in buffers:
             module._buffers[name] = value.to(module.get_buffer(name).device)
         return self
@@ -130,16 +130,9 @@ class BaseLM(nn.Module):
     def execution_mode(self) -> str:
         """How a tree is read, for a report: "compiled and captured, fixed shapes, torchao_int8"."""
         shapes = "eager, exact shapes" if self.static_shapes is None else self.static_shapes.execution_mode(self.device)
-        return ", ".join(
-            part
-            for part in (
-                shapes,
-                "fused layers" if self.fused_layers and self.static_shapes else "",
-                self.quantization,
-                "changed by LoRA" if self.adapted else "",
-            )
-            if part
-        )
+        fused = self.fused_layers and self.static_shapes and "fused layers"
+        parts = shapes, fused, self.quantization, "changed by LoRA" if self.adapted else ""
+        return ", ".join(part for part in parts if part)
 
     def new_cache(self, capacity: int) -> Any:
         """Return an empty KV cache for one text, with room for `capacity` tokens."""
@@ -163,30 +156,17 @@ class BaseLM(nn.Module):
         A node attends to the cached text, its ancestors and itself; its position id is cache.length + its depth.
         """
         if isinstance(cache, StaticCache):
-            return self._read_static_tree(tree, cache)
+            return ModelOutput(*read_static_tree(self, tree, cache))
         start = cache.length
         # A single node attends to all that is cached; without a mask it takes the fastest kernel, as in stock decoding.
         mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
         states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
-        return ModelOutput(states_ND, self._logits(states_ND))
-
-    def _read_static_tree(self, tree: TokenTree, cache: StaticCache) -> ModelOutput:
-        position_ids_N, seen_NM = cache.append_tree(tree)
-        tokens_N, compiled = tree.tokens_N.clamp(min=0), self.static_shapes and self.static_shapes.compiled_forward
-        if compiled:
-            inputs = tokens_N, position_ids_N, self._additive_mask(seen_NM)
-            return ModelOutput(*compiled(self._states_and_logits, *inputs, cache.view()))
-        if not self._tried_to_fuse and self.device.type != "cpu":
-            self.fuse_layers()
-        if self.fused_layers is not None:
-            states_ND = self.fused_layers(tokens_N, position_ids_N, seen_NM, cache)
-            return ModelOutput(states_ND, self._logits(states_ND))
-        return ModelOutput(*self._states_and_logits(tokens_N, position_ids_N, self._additive_mask(seen_NM), cache))
+        return ModelOutput(states_ND, self.logits(states_ND))
 
     @torch.inference_mode(False)
     def fuse_layers(self) -> None:
         """Let trees of fixed shapes be read by fused layers, where the layers allow it."""
-        self.fused_layers, self._tried_to_fuse = fused_layers(self), True
+        self.fused_layers, self.tried_to_fuse = fused_layers(self), True
 
     @torch.inference_mode()
     def read_rows(self, tokens_K: Tensor, position_ids_K: Tensor, seen_KM: Tensor | None, cache: Any) -> Tensor:
@@ -194,14 +174,14 @@ class BaseLM(nn.Module):
 
         seen_KM is True where a token attends to a cached row or to one of the K new rows; None: a causal mask.
         """
-        mask_KM = None if seen_KM is None else self._additive_mask(seen_KM)
+        mask_KM = None if seen_KM is None else self.additive_mask(seen_KM)
         return self._forward(tokens_K, position_ids_K, mask_KM, cache)
 
-    def _states_and_logits(self, *read: Any) -> tuple[Tensor, Tensor]:
+    def states_and_logits(self, *read: Any) -> tuple[Tensor, Tensor]:
         states_ND = self._forward(*read)
-        return states_ND, self._logits(states_ND)
+        return states_ND, self.logits(states_ND)
 
-    def _logits(self, states_ND: Tensor) -> Tensor:
+    def logits(self, states_ND: Tensor) -> Tensor:
         return self.head(states_ND if len(self.aux_layers) == 1 else states_ND[:, : self.width])
 
     def _forward(
@@ -239,9 +219,8 @@ class BaseLM(nn.Module):
         """
         inputs = {"attention_mask": mask_BL} | ({} if position_ids_BL is None else self.packed_inputs(position_ids_BL))
         several = len(self.aux_layers) > 1
-        return self._select_layers(
-            self.lm.base_model(input_ids=tokens_BL, use_cache=False, output_hidden_states=several, **inputs)
-        )
+        output = self.lm.base_model(input_ids=tokens_BL, use_cache=False, output_hidden_states=several, **inputs)
+        return self._select_layers(output)
 
     def layer_masks(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the additive mask in the form the layers take: one, or one per layer type with sliding windows."""
@@ -252,9 +231,9 @@ class BaseLM(nn.Module):
         seen_B1LL = packed_causal_mask(position_ids_BL)
         if seen_B1LL is None:
             return {}
-        return {"attention_mask": self.layer_masks(self._additive_mask(seen_B1LL)), "position_ids": position_ids_BL}
+        return {"attention_mask": self.layer_masks(self.additive_mask(seen_B1LL)), "position_ids": position_ids_BL}
 
-    def _additive_mask(self, seen_X: Tensor) -> Tensor:
+    def additive_mask(self, seen_X: Tensor) -> Tensor:
         """Return 0 where `seen_X` is True and the lowest number of the dtype elsewhere."""
         return torch.where(seen_X, *mask_values(self.dtype, self.device))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ctcdraft.decoding.static_cache import StaticCache
+from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.nn.base_layer import BASE_PARAMETER_NAMES, base_block_config, decoder_layers, try_copy_layer
 from ctcdraft.nn.block_config import BlockConfig
 from ctcdraft.nn.block_operations import add_linear
@@ -51,6 +52,21 @@ class FusedLayers:
             x_1ND = add_linear(x_1ND, block.mlp.down, block.mlp.inner(block.mlp_norm(x_1ND)))
         x_1ND = self.norm(x_1ND)
         return torch.cat([x_1ND, *(kept[number] for number in self.states)], dim=-1)[0] if kept else x_1ND[0]
+
+
+def read_static_tree(base: Any, tree: TokenTree, cache: StaticCache) -> tuple[Tensor, Tensor]:
+    """Return hidden states_ND and logits_NV of a tree of fixed size: by compiled, fused or the stock layers."""
+    position_ids_N, seen_NM = cache.append_tree(tree)
+    tokens_N = tree.tokens_N.clamp(min=0)
+    if base.static_shapes is not None and (compiled := base.static_shapes.compiled_forward) is not None:
+        mask_NM = base.additive_mask(seen_NM)
+        return compiled(base.states_and_logits, tokens_N, position_ids_N, mask_NM, cache.view())
+    if not base.tried_to_fuse and base.device.type != "cpu":
+        base.fuse_layers()
+    if base.fused_layers is None:
+        return base.states_and_logits(tokens_N, position_ids_N, base.additive_mask(seen_NM), cache)
+    states_ND = base.fused_layers(tokens_N, position_ids_N, seen_NM, cache)
+    return states_ND, base.logits(states_ND)
 
 
 @torch.no_grad()

@@ -155,11 +155,8 @@ class LogitCorrection(nn.Module):
     def all_projections(self) -> Tensor:
         """Return the projected embeddings_VG of all tokens."""
         weight, bias = self.input_projection()
-        values_VG = weight.new_empty(len(self.embedding.weight), len(weight))
-        ids_V = torch.arange(len(values_VG), device=weight.device)
-        for chunk_XG, ids_X in zip(values_VG.split(EMBEDDING_CHUNK), ids_V.split(EMBEDDING_CHUNK), strict=True):
-            chunk_XG[:] = F.linear(self.embed_tokens(ids_X), weight, bias)
-        return values_VG
+        ids_V = torch.arange(len(self.embedding.weight), device=weight.device)
+        return torch.cat([F.linear(self.embed_tokens(ids_X), weight, bias) for ids_X in ids_V.split(EMBEDDING_CHUNK)])
 
     def embed_tokens(self, tokens_X: Tensor) -> Tensor:
         return self.norm(self.embedding(tokens_X).to(self.out.weight.dtype))
@@ -213,16 +210,14 @@ class GRUCorrection(LogitCorrection):
     @torch.no_grad()
     def pack(self) -> None:
         """Compute the cell's products of all tokens, on an accelerator, for a head that is not trained any more."""
-        if not self.cell.weight_ih.is_cpu:
-            self.inputs_VG = self.all_projections()
+        self.inputs_VG = None if self.cell.weight_ih.is_cpu else self.all_projections()
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self.inputs_VG = None  # of weights on another device or in another dtype
         return super()._apply(*args, **kwargs)
 
     def train(self, mode: bool = True) -> Any:
-        if mode:
-            self.inputs_VG = None
+        self.inputs_VG = None if mode else self.inputs_VG
         return super().train(mode)
 
     def start(self, anchor_XD: Tensor, root_X: Tensor, frames_XTD: Tensor | None = None) -> Tensor:
