@@ -1,6 +1,6 @@
 """What only a CUDA device can show: `make gpu PART=tests`, `latency`, `kernels` and `demo`, at most 8 minutes each.
 
-    tests      the tests marked `gpu`, without the slow ones
+    tests      the tests marked `gpu`
     latency    bandwidth, and c, v, o of every drafter on random weights of a 7 B Llama: eager, captured, compiled
     kernels    times of captured steps and of the kernels in them, on the same weights
     demo       losslessness in bfloat16, and experiment=shipped, on the embedded base
@@ -58,7 +58,7 @@ def run_tests(device: torch.device, out: Path, deadline: float) -> None:
     # The options in pyproject.toml need plugins that may be absent; other versions of packages have other warnings.
     ours = ["-o", "addopts=-ra", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
     workers = ["-n", str(min(12, os.cpu_count() or 1))] if find_spec("xdist") else []  # they mostly compile kernels
-    command = ["-m", "pytest", "-m", "gpu and not slow", "-v", *ours, *workers, *map(str, files)]
+    command = ["-m", "pytest", "-m", "gpu", "-v", *ours, *workers, *map(str, files)]
     run_logged(command, out / "tests.txt", deadline)
 
 

@@ -80,9 +80,7 @@ def fused_layers(base: Any) -> FusedLayers | None:
     probe = CausalBlock(shape, input_norm=True).to(base.device).eval()
     if any(not is_plain(probe, layer, number, shape, lm) for number, layer in enumerate(layers)):
         return None
-    states = base.aux_layers[1:]
-    blocks = [block_of(layer, shape) for layer in layers]
-    fused = FusedLayers(lm, blocks, rotary, states)
+    fused = FusedLayers(lm, [block_of(layer, shape) for layer in layers], rotary, base.aux_layers[1:])
     return fused if computes_the_same(fused, base) else None
 
 
@@ -102,7 +100,7 @@ def is_plain(probe: CausalBlock, layer: Any, number: int, shape: BlockConfig, lm
     parameters = dict(layer.named_parameters())
     if any(type(part) is not nn.Linear for part in layer.modules() if hasattr(part, "in_features")):
         return False  # one with an adapter
-    if try_copy_layer(probe, shape, lambda x, position_ids: probe(x, position_ids), lm, number) is not None:
+    if try_copy_layer(probe, shape, probe, lm, number) is not None:
         return False
     theirs = {name: parameters.get(BASE_PARAMETER_NAMES[name]) for name in probe.state_dict()}
     # Other weights than the layer's own are those of another convention: of norms, of rotary pairs, of scales.

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.fused import fused
+from ctcdraft.fused import fused, runs_triton
 
 NAME = "tree_sdpa"  # of this attention, for `set_attn_implementation`
 MAX_NODES = 256
 WIDTHS = (16, 32, 64, 128)  # of a head
+DTYPES = (torch.bfloat16, torch.float16)
 
 
 @fused("ctcdraft.nn.triton_attention", launches=2)
@@ -37,12 +38,16 @@ def has_kernels(on: Tensor, dtype: torch.dtype, width: int, nodes: int) -> bool:
 
     on: a tensor on the device.
     """
-    return on.is_cuda and dtype in (torch.bfloat16, torch.float16) and width in WIDTHS and nodes <= MAX_NODES
+    return on.is_cuda and runs_triton() and fits_kernels(dtype, width, nodes)
+
+
+def fits_kernels(dtype: torch.dtype, width: int, nodes: int) -> bool:
+    return dtype in DTYPES and width in WIDTHS and nodes <= MAX_NODES
 
 
 def is_tree_read(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, more: dict[str, Any]) -> bool:
     """Return whether the kernels compute this attention of a layer. more: what else it gives to its attention."""
-    if mask is None or not has_kernels(query, query.dtype, query.shape[-1], query.shape[2]):
+    if mask is None or not query.is_cuda or not fits_kernels(query.dtype, query.shape[-1], query.shape[2]):
         return False
     same_width = query.shape[-1] == keys.shape[-1] == values.shape[-1]
     is_additive = mask.dtype == query.dtype and tuple(mask.shape[:2]) == (1, 1) and len(query) == 1
@@ -68,7 +73,9 @@ def use_tree_attention(lm: Any) -> None:
     from transformers.masking_utils import sdpa_mask
 
     weight = lm.get_output_embeddings().weight
-    if lm.config._attn_implementation != "sdpa" or not weight.is_cuda or weight.dtype == torch.float32:
+    if lm.config._attn_implementation != "sdpa" or not weight.is_cuda or weight.dtype not in DTYPES:
+        return
+    if not runs_triton():  # without it, PyTorch's own choice of a kernel is faster than the definition
         return
     AttentionInterface.register(NAME, partial(attend, sdpa_attention_forward))
     AttentionMaskInterface.register(NAME, sdpa_mask)

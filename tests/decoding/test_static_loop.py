@@ -21,7 +21,6 @@ from ctcdraft.decoding.static_step import seen_rows
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.controls import FullTree
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.sampled import SampledChains
@@ -142,19 +141,6 @@ def test_the_decoder_that_was_used_least_recently_makes_room(monkeypatch):
     for drafter in (first, second, first, third):
         generate(base, drafter, PROMPTS[0], HOW, frozenset(), 0)
     assert [decoder.drafter for decoder in base.static_shapes.decoders.values()] == [first, third]
-
-
-@torch.inference_mode()
-def test_the_arrays_of_a_tree_are_computed_with_its_draft(tmp_path):
-    """Where the parts of a step are captured one by one, those of a later text read what the draft's graph writes."""
-    base = random_base(context=64)
-    base.static_shapes = StaticShapes()
-    for drafter in [FullTree(), *all_drafters(base, tmp_path)]:
-        if not why_not_captured(drafter):
-            decoder = base.static_shapes.decoder(base, drafter, HOW, 60)
-            _, first = decoder.start(PROMPTS[0], 0)
-            decoder.draft(first)
-            assert {"depths_N", "ancestors_NN"} <= vars(decoder.drafted).keys(), type(drafter).__name__
 
 
 class Replay:

@@ -66,6 +66,10 @@ def test_a_model_computes_the_same_with_it(monkeypatch):
     assert lm.config._attn_implementation == "sdpa"  # on a CPU nothing changes
     weight = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
     monkeypatch.setattr(lm, "get_output_embeddings", lambda: SimpleNamespace(weight=weight))
+    monkeypatch.setattr(module, "runs_triton", lambda: False)
+    use_tree_attention(lm)
+    assert lm.config._attn_implementation == "sdpa"
+    monkeypatch.setattr(module, "runs_triton", lambda: True)
     use_tree_attention(lm)
     assert lm.config._attn_implementation == NAME
     assert torch.equal(lm(tokens).logits, expected)
