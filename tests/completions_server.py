@@ -7,24 +7,21 @@ import json
 import threading
 import time
 from contextlib import AbstractContextManager
-from http.server import ThreadingHTTPServer
 from typing import Any
 
 import torch
-from local_server import QuietHandler, running
+from local_server import LocalServer, QuietHandler, running
 
 from ctcdraft.corpus.generation.transformers import generate_batch, sample_tokens
 from ctcdraft.models.base_model import BaseLM
 
 
-class CompletionsServer(ThreadingHTTPServer):
+class CompletionsServer(LocalServer):
     """A server of token ids, as vLLM is, or (without `with_ids`) of text only, which refuses unknown fields.
 
     `trouble(number)` is the failure of request `number`, counted from 0: "500", "hang", "die", "nonsense" or None.
     """
 
-    daemon_threads = True
-    block_on_close = False
     plain = frozenset({"model", "prompt", "max_tokens", "temperature", "top_p", "seed"})
 
     def __init__(self, base: BaseLM, with_ids: bool) -> None:

@@ -8,7 +8,13 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
-ServerType = TypeVar("ServerType", bound=ThreadingHTTPServer)
+ServerType = TypeVar("ServerType", bound="LocalServer")
+
+
+class LocalServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128  # connections that wait to be accepted; the default of 5 resets some of 32 at a time
 
 
 class QuietHandler(BaseHTTPRequestHandler):

@@ -6,10 +6,9 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from http.server import ThreadingHTTPServer
 from typing import Any
 
-from local_server import QuietHandler, running
+from local_server import LocalServer, QuietHandler, running
 
 Stream = list[tuple[float, dict[str, Any]]]  # events, each with the seconds before it
 
@@ -28,10 +27,7 @@ def stream(counts: list[int], gap: float, continuous: bool = True, finished: boo
     return events
 
 
-class StreamingServer(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
+class StreamingServer(LocalServer):
     def __init__(self, answer: Callable[[dict[str, Any]], Stream | None]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer, self.bodies = answer, list[dict[str, Any]]()
