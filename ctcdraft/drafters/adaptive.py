@@ -8,10 +8,10 @@ decided before the draft, as it is on an accelerator, where looking at the proba
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,18 +25,18 @@ from ctcdraft.machine_code import load_kernels
 
 RECENT_DECAY = 0.98  # of the sums behind `recent`, at every draft: about the latest fifty count
 SKIPPED_DECAY = 0.99  # of the same sums where nothing is drafted, so that drafting is tried again
+SKIPPED_STEPS = 8  # in a row, after which the policy is asked again: asking takes a hundredth of a step of a small base
 RECENT_PRIOR = 2.0  # tokens, accepted as expected, beside the known ones: more would hide that nothing is accepted
 RATE_DECAY = 0.97
 PRIOR_TIME = 5.0  # the predicted rate counts like so much time at the beginning of a text
 
 
-@dataclass(frozen=True)
-class AdaptiveMemory:
+class AdaptiveMemory(NamedTuple):
     """What is known between two steps of one text."""
 
     inner: Any  # the drafter's own memory
     length: int  # tokens of the text at the last step
-    pending: tuple[Tensor, ...]  # hidden states that the drafter was not given yet
+    pending: list[Tensor]  # hidden states that the drafter was not given yet; grows in place, as a cache does
     limit: int  # index of the size that the last step drafted; 0: nothing
     size: int  # index of the size that it kept
     expected: float  # draft tokens that the kept ones were expected to have accepted, whatever was recently accepted
@@ -44,6 +44,7 @@ class AdaptiveMemory:
     expected_sum: float
     tokens: float  # decayed sums over all steps, of the committed tokens and of the time they took
     time: float
+    skip_until: int = 0  # a length of the text: nothing is drafted before it has been reached
 
     @property
     def recent(self) -> float:
@@ -75,14 +76,13 @@ class AdaptiveDrafter:
         self.uses_hidden_states = uses_hidden_states(drafter)
 
     def draft(self, context: Context, memory: AdaptiveMemory | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        if memory is not None and len(context.tokens_L) < memory.skip_until:
+            return self.skip(context, memory)
         policy, now = self.policy, self.observe(context, memory)
         limit = policy.limit(now.recent, now.rate)
         nodes = min(policy.costs.nodes[limit], context.nodes)
         if nodes == 1 or context.depth < 1:
-            if self.uses_hidden_states:
-                # Cloned: with static shapes the next forward pass overwrites the hidden states.
-                now = replace(now, pending=(*now.pending, context.new_states_KD.clone()))
-            return TokenTree.only_root(context.root), replace(now, limit=0, size=0)
+            return self.skip(context, now._replace(limit=0, size=0, skip_until=now.length + SKIPPED_STEPS))
         states_KD = torch.cat([*now.pending, context.new_states_KD]) if now.pending else context.new_states_KD
         least = 0.0 if self.samples_drafts else policy.least_path_prob(now.recent, now.rate, context.depth)
         request = replace(context, new_states_KD=states_KD, nodes=nodes, min_path_prob=least)
@@ -90,22 +90,31 @@ class AdaptiveDrafter:
         size, expected = limit, policy.limit_tokens[limit] - 1
         if cuts_trees(self.samples_drafts, tree.tokens_N.is_cpu):
             tree, size, expected = keep_best_nodes(policy, tree, now.recent, now.rate, limit)
-        return tree, replace(now, inner=inner, pending=(), limit=limit, size=size, expected=expected)
+        return tree, now._replace(inner=inner, pending=[], limit=limit, size=size, expected=expected)
+
+    def skip(self, context: Context, memory: AdaptiveMemory) -> tuple[TokenTree, AdaptiveMemory]:
+        """Draft nothing; keep the new hidden states for a later draft."""
+        if self.uses_hidden_states:
+            # Cloned: with static shapes the next forward pass overwrites the hidden states.
+            memory.pending.append(context.new_states_KD.clone())
+        return TokenTree.only_root(context.root), memory
 
     def observe(self, context: Context, memory: AdaptiveMemory | None) -> AdaptiveMemory:
-        """Return the memory with the outcome of the last step."""
+        """Return the memory with the outcome of the last draft, or of the steps for which it was skipped."""
         length, policy = len(context.tokens_L), self.policy
         if memory is None:
-            return AdaptiveMemory(None, length, (), 0, 0, 0.0, 0.0, 0.0, PRIOR_TIME * policy.rate, PRIOR_TIME)
+            return AdaptiveMemory(None, length, [], 0, 0, 0.0, 0.0, 0.0, PRIOR_TIME * policy.rate, PRIOR_TIME)
         committed, drafted = length - memory.length, memory.limit > 0
-        decay = RECENT_DECAY if drafted else SKIPPED_DECAY
-        return replace(
-            memory,
+        steps = 1 if drafted else committed
+        decay, rate_decay = (RECENT_DECAY if drafted else SKIPPED_DECAY) ** steps, RATE_DECAY**steps
+        weight = (1 - rate_decay) / (1 - RATE_DECAY) / steps  # of a step's tokens and time, decayed since, on average
+        time = steps * (policy.costs.rest[memory.size] + policy.costs.draft[memory.limit])
+        return memory._replace(
             length=length,
             accepted_sum=decay * memory.accepted_sum + (committed - 1) * drafted,
             expected_sum=decay * memory.expected_sum + memory.expected * drafted,
-            tokens=RATE_DECAY * memory.tokens + committed,
-            time=RATE_DECAY * memory.time + policy.costs.rest[memory.size] + policy.costs.draft[memory.limit],
+            tokens=rate_decay * memory.tokens + weight * committed,
+            time=rate_decay * memory.time + weight * time,
         )
 
 

@@ -171,9 +171,9 @@ def test_a_gain_within_the_error_of_calibrations_is_not_tried(gain, limit):
 
 
 def test_time_is_worth_the_rate_of_autoregression_where_drafts_lost_more():
-    memory = AdaptiveMemory(None, 9, (), 0, 0, 0.0, 0.0, 0.0, tokens=12.0, time=15.0)
+    memory = AdaptiveMemory(None, 9, [], 0, 0, 0.0, 0.0, 0.0, tokens=12.0, time=15.0)
     assert memory.rate == 1.0
-    assert replace(memory, tokens=30.0).rate == 2.0
+    assert memory._replace(tokens=30.0).rate == 2.0
     losing = policy(draft=0.5, tokens=(1.0, 1.48, 1.0, 1.0, 1.0))  # in a time of 1.52
     assert (losing.limit(0.0, memory.rate), losing.limit(0.0, 12 / 15)) == (0, 1)
 
@@ -213,7 +213,8 @@ def test_a_forced_size_is_the_size():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["ctc", "eagle", "eagle3", "hydra_own", "draft_model", "merged"])
-def test_drafts_after_skips_equal_drafts_without_skips(kind, tmp_path):
+def test_drafts_after_skips_equal_drafts_without_skips(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(adaptive, "SKIPPED_STEPS", 1)
     base = random_base()
     head = block_drafter(base)
     drafter = {"ctc": head, "merged": Merged(base, head, PromptLookup(base, 2, 5))}.get(kind)
@@ -239,8 +240,8 @@ def test_drafts_after_skips_equal_drafts_without_skips(kind, tmp_path):
 def test_nothing_is_drafted_for_the_last_token_and_tokens_alone_need_no_states():
     lookup, rng = AdaptiveDrafter(PromptLookup(None, 3, 6), forced(4)), torch.Generator()
     tree, memory = lookup.draft(Context(LOOP, torch.zeros(8, 4), 1, 12), None, rng)
-    assert (len(tree), memory.limit, memory.pending) == (1, 0, ())
-    tree, memory = lookup.draft(Context(LOOP, torch.zeros(8, 4), 9, 12), memory, rng)
+    assert (len(tree), memory.limit, memory.pending) == (1, 0, [])
+    tree, memory = lookup.draft(Context(LOOP, torch.zeros(8, 4), 9, 12), None, rng)
     assert len(tree) == 7
 
 
@@ -253,18 +254,40 @@ def test_what_a_step_brought_is_booked_with_its_cost():
     drafter = AdaptiveDrafter(PromptLookup(random_base(), 2, 4), policy())
     first = drafter.observe(context_of(10), None)
     assert (first.tokens, first.time, first.recent) == (5 * 1.2, 5.0, 0.0)
-    drafted = replace(first, limit=2, size=1, expected=1.5)
+    drafted = first._replace(limit=2, size=1, expected=1.5)
     second = drafter.observe(context_of(13), drafted)
     assert second.tokens == pytest.approx(0.97 * 6 + 3)
     assert second.time == pytest.approx(0.97 * 5 + 1.02 + 0.05)  # what was kept was read, what was asked for drafted
     assert (second.accepted_sum, second.expected_sum) == (2, 1.5)
     assert second.recent == pytest.approx(np.log((2 + 2) / (1.5 + 2)))
-    third = drafter.observe(context_of(14), replace(second, limit=4, size=4, expected=0.5))
+    third = drafter.observe(context_of(14), second._replace(limit=4, size=4, expected=0.5))
     assert (third.accepted_sum, third.expected_sum) == pytest.approx((0.98 * 2, 0.98 * 1.5 + 0.5))
     assert third.time == pytest.approx(0.97 * second.time + 1.3 + 0.05)
-    fourth = drafter.observe(context_of(15), replace(third, limit=0, size=0))
+    fourth = drafter.observe(context_of(15), third._replace(limit=0, size=0))
     assert fourth.time == pytest.approx(0.97 * third.time + 1.0)
     assert (fourth.accepted_sum, fourth.expected_sum) == pytest.approx((0.99 * 1.96, 0.99 * 1.97))
+
+
+def test_several_skipped_steps_are_booked_like_one_after_another():
+    drafter = AdaptiveDrafter(PromptLookup(random_base(), 2, 4), policy())
+    memory = AdaptiveMemory(None, 20, [], 0, 0, 0.7, accepted_sum=3.0, expected_sum=5.0, tokens=30.0, time=20.0)
+    one_by_one = memory
+    for length in range(21, 29):
+        one_by_one = drafter.observe(context_of(length), one_by_one)
+    assert drafter.observe(context_of(28), memory)[3:] == pytest.approx(one_by_one[3:])
+
+
+def test_the_policy_is_asked_once_in_several_skipped_steps(monkeypatch):
+    asked, base = [], random_base()
+
+    def never(self, recent, rate):
+        asked.append(recent)
+        return 0
+
+    monkeypatch.setattr(AdaptivePolicy, "limit", never)
+    drafter = AdaptiveDrafter(block_drafter(base), policy())
+    steps = len(generate(base, drafter, LOOP, HOW, frozenset(), 0).passes)
+    assert len(asked) == -(-steps // adaptive.SKIPPED_STEPS) > 1
 
 
 @pytest.mark.parametrize("sampled", [False, True])
