@@ -87,6 +87,8 @@ class BaseLM(nn.Module):
         buffers = [(module, *named) for module in self.modules() for named in module.named_buffers("", False)]
         super()._apply(fn, recurse)
         self.fused_layers, self.tried_to_fuse = None, False  # they share the weights
+        if self.static_shapes is not None:
+            self.static_shapes.decoders.clear()  # captured steps read the memory of what is dropped here
         for module, name, value in buffers:
             module._buffers[name] = value.to(module.get_buffer(name).device)
         return self
@@ -130,7 +132,7 @@ class BaseLM(nn.Module):
     def execution_mode(self) -> str:
         """How a tree is read, for a report: "compiled and captured, fixed shapes, torchao_int8"."""
         shapes = "eager, exact shapes" if self.static_shapes is None else self.static_shapes.execution_mode(self.device)
-        fused = self.fused_layers and self.static_shapes and "fused layers"
+        fused = self.fused_layers and self.static_shapes and not self.static_shapes.compiled and "fused layers"
         parts = shapes, fused, self.quantization, "changed by LoRA" if self.adapted else ""
         return ", ".join(part for part in parts if part)
 
@@ -166,7 +168,11 @@ class BaseLM(nn.Module):
     @torch.inference_mode(False)
     def fuse_layers(self) -> None:
         """Let trees of fixed shapes be read by fused layers, where the layers allow it."""
-        self.fused_layers, self.tried_to_fuse = fused_layers(self), True
+        self.tried_to_fuse = True
+        try:
+            self.fused_layers = fused_layers(self)
+        except torch.OutOfMemoryError:  # the comparison holds copies of a layer in float32
+            self.fused_layers = None
 
     @torch.inference_mode()
     def read_rows(self, tokens_K: Tensor, position_ids_K: Tensor, seen_KM: Tensor | None, cache: Any) -> Tensor:

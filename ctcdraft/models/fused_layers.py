@@ -1,8 +1,10 @@
 """The decoder layers of a stock model as plain blocks that share its weights, for steps of fixed shapes.
 
 A stock Llama layer is 37 launches, most of them some microseconds of arithmetic on little memory; a block has ten.
-A block is used only if its outputs on random inputs agree with those of the layer that it replaces
-(nn/base_layer.py), and the blocks only if all of them, with embeddings and the last norm, agree with the whole model.
+Only models of MODEL_TYPES have them: outputs on random inputs of some hundred tokens would not show what another model
+does differently far behind. A block is used only if its outputs agree with those of the layer that it
+replaces (nn/base_layer.py), and the blocks only if all of them, with embeddings and the last norm, agree with the whole
+model.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from ctcdraft.nn.rotary import Rotary
 from ctcdraft.nn.transformer import CausalBlock
 from ctcdraft.nn.weight_layout import pack_rows_
 
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of hidden states, relative; in half precision the layers round
 HALF_TOLERANCE = 0.1
-CHECKED_TOKENS = 8
+CHECKED_TOKENS = 256
 
 
 class FusedLayers:
@@ -72,20 +75,25 @@ def read_static_tree(base: Any, tree: TokenTree, cache: StaticCache) -> tuple[Te
 @torch.no_grad()
 def fused_layers(base: Any) -> FusedLayers | None:
     """Return the layers of a base as blocks; None where they compute something else, or are changed by hooks."""
-    lm, shape = base.lm, base_block_config(base.lm, base.context_length)
-    layers = decoder_layers(lm)
-    if not layers or has_hooks(lm) or any((base.layer_devices, base.window, base.quantization)):
+    lm = base.lm
+    if lm.config.model_type not in MODEL_TYPES or is_changed(lm):
         return None
+    if any((base.layer_devices, base.window, base.quantization)):
+        return None
+    layers, shape = decoder_layers(lm), base_block_config(lm, base.context_length)
     rotary = Rotary(shape.frequencies, shape.positions, shape.rotary_scale)
-    probe = CausalBlock(shape, input_norm=True).to(base.device).eval()
+    with torch.random.fork_rng(devices=[]):  # heads are drawn from the global random state
+        probe = CausalBlock(shape, input_norm=True).to(base.device).eval()
     if any(not is_plain(probe, layer, number, shape, lm) for number, layer in enumerate(layers)):
         return None
     fused = FusedLayers(lm, [block_of(layer, shape) for layer in layers], rotary, base.aux_layers[1:])
     return fused if computes_the_same(fused, base) else None
 
 
-def has_hooks(lm: Any) -> bool:
-    """Return whether calls of the model or of its parts do something else besides."""
+def is_changed(lm: Any) -> bool:
+    """Return whether calls of the model or of its parts do something else than their classes say."""
+    if any(getattr(part.forward, "__func__", None) is not type(part).forward for part in lm.base_model.modules()):
+        return True
     hooks = [
         hook
         for part in lm.base_model.modules()
@@ -100,6 +108,10 @@ def is_plain(probe: CausalBlock, layer: Any, number: int, shape: BlockConfig, lm
     parameters = dict(layer.named_parameters())
     if any(type(part) is not nn.Linear for part in layer.modules() if hasattr(part, "in_features")):
         return False  # one with an adapter
+    with torch.device("meta"):
+        new: Any = type(layer)(lm.config, number)
+    if [settings(part) for part in new.eval().modules()] != [settings(part) for part in layer.modules()]:
+        return False  # a layer with another factor, window or epsilon than that of its config
     if try_copy_layer(probe, shape, probe, lm, number) is not None:
         return False
     theirs = {name: parameters.get(BASE_PARAMETER_NAMES[name]) for name in probe.state_dict()}
@@ -108,6 +120,12 @@ def is_plain(probe: CausalBlock, layer: Any, number: int, shape: BlockConfig, lm
         weight is not None and torch.equal(value, weight.float())
         for (name, value), weight in zip(probe.state_dict().items(), theirs.values(), strict=True)
     )
+
+
+def settings(part: nn.Module) -> dict[str, Any]:
+    """Return the numbers and names that a module was built with."""
+    plain = (int, float, str, type(None))
+    return {name: value for name, value in vars(part).items() if isinstance(value, plain) and name[0] != "_"}
 
 
 def block_of(layer: Any, shape: BlockConfig) -> CausalBlock:
@@ -124,7 +142,7 @@ def block_of(layer: Any, shape: BlockConfig) -> CausalBlock:
 
 
 def computes_the_same(fused: FusedLayers, base: Any) -> bool:
-    """Return whether the hidden states of a short random text agree with those of the whole model."""
+    """Return whether the hidden states of a random text agree with those of the whole model."""
     rng = torch.Generator().manual_seed(0)
     count = min(CHECKED_TOKENS, base.context_length)
     tokens_N = torch.randint(base.vocabulary, (count,), generator=rng).to(base.device)

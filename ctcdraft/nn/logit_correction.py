@@ -216,6 +216,10 @@ class GRUCorrection(LogitCorrection):
         self.inputs_VG = None  # of weights on another device or in another dtype
         return super()._apply(*args, **kwargs)
 
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.inputs_VG = None  # of other weights
+        super()._load_from_state_dict(*args)
+
     def train(self, mode: bool = True) -> Any:
         self.inputs_VG = None if mode else self.inputs_VG
         return super().train(mode)

@@ -76,7 +76,7 @@ class AttentionProjections(PackedLinears):
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask_XM: Tensor) -> Tensor:
         """Return the mixed values [1, T, H * d] of queries [1, H, T, d] under the mask of `mask_of`.
 
-        Heads with the same keys are rows of one head: no fast kernel takes both a mask and grouped queries.
+        Heads with the same keys are rows of one head: kernels with a mask are slow for grouped queries.
         """
         groups, (_, heads, queries, width) = keys.shape[1], query.shape
         if has_kernels(mask_XM, query.dtype, width, queries):

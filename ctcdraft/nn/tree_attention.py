@@ -1,7 +1,8 @@
 """Attention of a token tree over the cached text, in the layers of a stock model on a CUDA device.
 
-PyTorch's kernels that take a mask give each query head one program, which reads the whole text, and need the keys
-repeated for every query head. The kernels here (`triton_attention.py`) divide the text among programs, as flash
+PyTorch's kernels that take a mask give each query head few programs, which read the whole text. With grouped queries
+scaled_dot_product_attention repeats the keys for every query head, or cuDNN takes several times as long for 64 nodes as
+without a mask (results/device). The kernels here (`triton_attention.py`) divide the text among programs, as flash
 decoding does (Dao et al. 2023). Everything else, such as prompts and training, is computed as with `sdpa`.
 """
 
@@ -50,7 +51,8 @@ def is_tree_read(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | Non
     if mask is None or not query.is_cuda or not fits_kernels(query.dtype, query.shape[-1], query.shape[2]):
         return False
     same_width = query.shape[-1] == keys.shape[-1] == values.shape[-1]
-    is_additive = mask.dtype == query.dtype and tuple(mask.shape[:2]) == (1, 1) and len(query) == 1
+    whole = (1, 1, query.shape[2], keys.shape[2])
+    is_additive = mask.dtype == query.dtype and mask.shape == whole and mask.stride(-1) == 1 and len(query) == 1
     has_more = more.get("dropout") or any(more.get(key) is not None for key in ("softcap", "s_aux", "position_bias"))
     return same_width and is_additive and not has_more and not torch.is_grad_enabled()
 

@@ -45,17 +45,23 @@ def pack_rows_(layers: Sequence[nn.Module]) -> Packed | None:
     """Make the weights of linear layers with one input rows of one matrix, and return it with their biases.
 
     One product then computes all layers: one launch on an accelerator. The parameters become views, so that a state
-    dict stays as it is. Returns None on a CPU, which multiplies as fast by one after the other, and for layers that are
-    not plain.
+    dict stays as it is and new values reach the matrix. Returns None on a CPU, which multiplies as fast by one after
+    the other, and for layers that are not plain.
     """
     plain = [layer for layer in layers if type(layer) is nn.Linear and not layer.weight.is_cpu]
-    if len(plain) < len(layers):
+    if len(plain) < len(layers) or len({layer.bias is None for layer in plain}) > 1:
         return None
-    weight = torch.cat([layer.weight.detach() for layer in plain])
-    biases = [layer.bias.detach() for layer in plain if layer.bias is not None]
-    for layer, rows in zip(plain, weight.split([layer.out_features for layer in plain]), strict=True):
-        layer.weight = nn.Parameter(rows, requires_grad=layer.weight.requires_grad)
-    return weight, torch.cat(biases) if biases else None
+    biased = all(layer.bias is not None for layer in plain)
+    return join_rows_(plain, "weight"), join_rows_(plain, "bias") if biased else None
+
+
+def join_rows_(layers: Sequence[nn.Module], name: str) -> Tensor:
+    """Make a parameter of each layer rows of one tensor, and return it."""
+    parameters = [layer.get_parameter(name) for layer in layers]
+    joined = torch.cat([parameter.detach() for parameter in parameters])
+    for layer, parameter, rows in zip(layers, parameters, joined.split([*map(len, parameters)]), strict=True):
+        setattr(layer, name, nn.Parameter(rows, requires_grad=parameter.requires_grad))
+    return joined
 
 
 class PackedLinears(nn.Module):

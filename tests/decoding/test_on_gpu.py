@@ -83,6 +83,8 @@ def test_half_precision_by_kernels(tmp_path):
     assert base.fused_layers is not None
     tree, states = TokenTree.chain(torch.tensor([9], device="cuda"), torch.arange(5, device="cuda")), []
     for fused in (base.fused_layers, None):
+        if fused is None:
+            base.lm.set_attn_implementation("sdpa")
         base.fused_layers, cache = fused, base.static_shapes.reserve(base, HOW, 128)
         cache.restart()
         base.read(PROMPTS[1].cuda(), cache.exact)

@@ -12,9 +12,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def assert_near(found, expected):
-    """In bfloat16 sums may be rounded once more or less."""
+    """In half precision sums may be rounded once more or less."""
     for one, other in zip(list_of(found), list_of(expected), strict=True):
-        if isinstance(other, torch.Tensor) and other.dtype == torch.bfloat16:
+        if isinstance(other, torch.Tensor) and other.dtype in (torch.bfloat16, torch.float16):
             torch.testing.assert_close(one, other, rtol=0.03, atol=0.03)
         else:
             assert_close([one], [other])

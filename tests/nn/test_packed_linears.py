@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from benchmarks.simulated.device import SETUP, UNSUPPORTED, active, count, device
 from ctcdraft.nn.block_config import BlockConfig
+from ctcdraft.nn.logit_correction import GRUCorrection
 from ctcdraft.nn.transformer import CausalAttention, GatedMLP
 
 pytestmark = pytest.mark.skipif(SETUP is None, reason=UNSUPPORTED)
@@ -68,3 +69,13 @@ def test_a_cpu_packs_nothing():
     mlp = GatedMLP(SHAPE)
     mlp.pack()
     assert mlp.packed is None
+
+
+def test_new_weights_of_a_gru_are_used(x_1ND):
+    embedding = torch.nn.Embedding(9, 12)
+    gru, other = (on_device(GRUCorrection(embedding, 4, 1e-6)).eval() for _ in range(2))
+    read = torch.rand(2, 4).to(device()), torch.tensor([1, 0]).to(device()), torch.tensor([7, 3]).to(device())
+    gru.pack()
+    assert gru.inputs_VG is not None
+    gru.load_state_dict(other.state_dict())
+    torch.testing.assert_close(launches(lambda: [gru.extend(*read)])[0], launches(lambda: [other.extend(*read)])[0])

@@ -7,19 +7,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fused_parts import SEEDS, check_operation, random_integer, runs_kernels
-from test_block_operations import DTYPES, assert_near
+from test_block_operations import assert_near
 from tiny_models import random_base
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ctcdraft.nn import tree_attention as module
-from ctcdraft.nn.tree_attention import NAME, WIDTHS, attend, is_tree_read, tree_attention, use_tree_attention
+from ctcdraft.nn.tree_attention import DTYPES, NAME, WIDTHS, attend, is_tree_read, tree_attention, use_tree_attention
 
 
 def random_read(seed: int) -> tuple[torch.Tensor, ...]:
     """Return query, keys and values, as views of a cache, and an additive mask in which every row sees something."""
     rng = torch.Generator().manual_seed(seed)
-    dtype, width = DTYPES[seed % 2], WIDTHS[random_integer(rng, 0, 1)]
-    groups, share, nodes = (random_integer(rng, 1, most) for most in (3, 3, 12))
+    dtype, width = (torch.float32, *DTYPES)[seed % 3], WIDTHS[random_integer(rng, 0, len(WIDTHS) - 1)]
+    groups, share = random_integer(rng, 1, 2), random_integer(rng, 1, 4)
+    nodes = random_integer(rng, 1, 12 if seed % 8 else 80)  # several programs for the queries of a group, too
     rows = random_integer(rng, 65, 400)  # more than a program reads at once, so that there are parts to combine
     query = torch.randn(1, nodes, groups * share, width, generator=rng).to(dtype).transpose(1, 2)
     keys, values = (torch.randn(1, groups, rows + 9, width, generator=rng).to(dtype)[:, :, :rows] for _ in range(2))
@@ -49,6 +50,9 @@ def test_layers_of_a_tree_on_cuda_in_half_precision_take_the_kernels():
         assert not is_tree_read(cuda, keys, values, None, {})
         assert not is_tree_read(cuda, keys, values, mask.float(), {})
         assert not is_tree_read(cuda, keys, values, mask.expand(2, 1, -1, -1), {})
+        assert not is_tree_read(cuda, keys, values, mask[:, :, :1], {})
+        assert not is_tree_read(cuda, keys, values, mask[..., :-1], {})
+        assert not is_tree_read(cuda, keys, values, mask.mT.contiguous().mT, {})
         for more in ({"softcap": 30.0}, {"s_aux": values}, {"dropout": 0.1}, {"position_bias": mask}):
             assert not is_tree_read(cuda, keys, values, mask, more)
         for shape in ((1, 2, 257, 32), (1, 2, 5, 80)):
