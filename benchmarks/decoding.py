@@ -41,6 +41,7 @@ from ctcdraft.evaluation.profiling import PASS_PARTS, PhaseTimes, profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base, without_generation_config
+from ctcdraft.training.run_directory import RunDirectory
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 Clock = Callable[[], float]
@@ -56,8 +57,10 @@ def main() -> None:
         f"{hardware_name(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} "
         "time"
     )
+    # The first head's: heads of other layers are refused.
+    layers = RunDirectory(Path(options.heads[0])).base_fingerprint()["taps"] if options.heads else ["last"]
     for folder in options.bases:
-        base = load_base(folder, options.dtype, options.device).for_inference()
+        base = load_base(folder, options.dtype, options.device, aux_layers=layers).for_inference()
         reads = [None, StaticShapes(), StaticShapes(compiled=True)] if options.compiled else [None]
         against_generate(base, reads, options)
         for base.static_shapes in reads:
