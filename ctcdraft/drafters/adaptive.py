@@ -25,7 +25,9 @@ from ctcdraft.machine_code import load_kernels
 
 RECENT_DECAY = 0.98  # of the sums behind `recent`, at every draft: about the latest fifty count
 SKIPPED_DECAY = 0.99  # of the same sums where nothing is drafted, so that drafting is tried again
-SKIPPED_STEPS = 8  # in a row, after which the policy is asked again: asking takes a hundredth of a step of a small base
+# Steps to skip at once, at most: asking the policy takes a hundredth of a step of a small base. One after a draft, and
+# twice as many each time that the policy says so again.
+SKIPPED_STEPS = 8
 RECENT_PRIOR = 2.0  # tokens, accepted as expected, beside the known ones: more would hide that nothing is accepted
 RATE_DECAY = 0.97
 PRIOR_TIME = 5.0  # the predicted rate counts like so much time at the beginning of a text
@@ -44,7 +46,7 @@ class AdaptiveMemory(NamedTuple):
     expected_sum: float
     tokens: float  # decayed sums over all steps, of the committed tokens and of the time they took
     time: float
-    skip_until: int = 0  # a length of the text: nothing is drafted before it has been reached
+    skipped: int = 0  # steps that the last decision skips, 0 if it was to draft
 
     @property
     def recent(self) -> float:
@@ -76,13 +78,14 @@ class AdaptiveDrafter:
         self.uses_hidden_states = uses_hidden_states(drafter)
 
     def draft(self, context: Context, memory: AdaptiveMemory | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
-        if memory is not None and len(context.tokens_L) < memory.skip_until:
+        if memory is not None and len(context.tokens_L) < memory.length + memory.skipped:
             return self.skip(context, memory)
         policy, now = self.policy, self.observe(context, memory)
         limit = policy.limit(now.recent, now.rate)
         nodes = min(policy.costs.nodes[limit], context.nodes)
         if nodes == 1 or context.depth < 1:
-            return self.skip(context, now._replace(limit=0, size=0, skip_until=now.length + SKIPPED_STEPS))
+            skipped = min(max(1, 2 * now.skipped), SKIPPED_STEPS)
+            return self.skip(context, now._replace(limit=0, size=0, skipped=skipped))
         states_KD = torch.cat([*now.pending, context.new_states_KD]) if now.pending else context.new_states_KD
         least = 0.0 if self.samples_drafts else policy.least_path_prob(now.recent, now.rate, context.depth)
         request = replace(context, new_states_KD=states_KD, nodes=nodes, min_path_prob=least)
@@ -90,7 +93,7 @@ class AdaptiveDrafter:
         size, expected = limit, policy.limit_tokens[limit] - 1
         if cuts_trees(self.samples_drafts, tree.tokens_N.is_cpu):
             tree, size, expected = keep_best_nodes(policy, tree, now.recent, now.rate, limit)
-        return tree, now._replace(inner=inner, pending=[], limit=limit, size=size, expected=expected)
+        return tree, now._replace(inner=inner, pending=[], limit=limit, size=size, expected=expected, skipped=0)
 
     def skip(self, context: Context, memory: AdaptiveMemory) -> tuple[TokenTree, AdaptiveMemory]:
         """Draft nothing; keep the new hidden states for a later draft."""

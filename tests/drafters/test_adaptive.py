@@ -277,17 +277,21 @@ def test_several_skipped_steps_are_booked_like_one_after_another():
     assert drafter.observe(context_of(28), memory)[3:] == pytest.approx(one_by_one[3:])
 
 
-def test_the_policy_is_asked_once_in_several_skipped_steps(monkeypatch):
+def test_the_policy_is_asked_ever_less_often_while_it_skips(monkeypatch):
+    """At the steps 0, 1, 3, 7, 15, 23, ... of a text; from one on again after the draft of the fifth time."""
     asked, base = [], random_base()
-
-    def never(self, recent, rate):
-        asked.append(recent)
-        return 0
-
-    monkeypatch.setattr(AdaptivePolicy, "limit", never)
-    drafter = AdaptiveDrafter(block_drafter(base), policy())
-    steps = len(generate(base, drafter, LOOP, HOW, frozenset(), 0).passes)
-    assert len(asked) == -(-steps // adaptive.SKIPPED_STEPS) > 1
+    monkeypatch.setattr(AdaptivePolicy, "limit", lambda self, recent, rate: 4 if asked[-1] == 15 else 0)
+    drafter, prompt = AdaptiveDrafter(block_drafter(base), policy()), len(LOOP) + 1
+    observe = drafter.observe
+    monkeypatch.setattr(
+        drafter,
+        "observe",
+        lambda context, memory: asked.append(len(context.tokens_L) - prompt) or observe(context, memory),
+    )
+    passes = generate(base, drafter, LOOP, replace(HOW, max_new_tokens=60), frozenset(), 0).passes
+    assert [number for number, step in enumerate(passes) if step.nodes > 1] == [15]
+    drafted = 15 + passes[15].committed
+    assert asked == [0, 1, 3, 7, 15, *(n for n in (drafted + s for s in (0, 1, 3, *range(7, 59, 8))) if n < 59)]
 
 
 @pytest.mark.parametrize("sampled", [False, True])
