@@ -81,7 +81,7 @@ class AdaptiveDrafter:
         if memory is not None and len(context.tokens_L) < memory.length + memory.skipped:
             return self.skip(context, memory)
         policy, now = self.policy, self.observe(context, memory)
-        limit = policy.limit(now.recent, now.rate)
+        limit = policy.limit(now.recent)
         nodes = min(policy.costs.nodes[limit], context.nodes)
         if nodes == 1 or context.depth < 1:
             skipped = min(max(1, 2 * now.skipped), SKIPPED_STEPS)

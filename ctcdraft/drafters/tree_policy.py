@@ -25,7 +25,7 @@ from ctcdraft.errors import check_float, check_int
 
 MAX_NODES = 4096  # of trees that a file asks for: the cache has a row for each
 LEAST_PROB, MOST_PROB = 1e-9, 1 - 1e-6  # path probabilities beyond count like these
-LEAST_GAIN = 0.03  # tokens per step, about the error of calibrations: a draft is skipped where less is expected of it
+LEAST_GAIN = 0.03  # of speed, about the error of calibrations: a draft is skipped where less is expected of it
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,16 @@ class AdaptivePolicy:
         rate = max(tau / time for tau, time in zip(taus, times, strict=True))
         return cls(costs, model, tuple(map(float, taus)), costs.rest, float(rate))
 
-    def limit(self, recent: float, rate: float) -> int:
-        """Return the index of the size to draft, 0 for none, from what is known before the draft."""
+    def limit(self, recent: float) -> int:
+        """Return the index of the size to draft, 0 for none, from what is known before the draft.
+
+        It has the most expected tokens per time. What earlier steps reached is no measure here: in a text whose drafts
+        are accepted less than usual, but still gain, it would ask for more than any size can give, and skip them.
+        """
         gain = exp(recent)
         steps = zip(self.limit_tokens, self.limit_time, self.costs.draft, strict=True)
-        values = [1 + (tokens - 1) * gain - rate * (rest + draft) for tokens, rest, draft in steps]
-        return first_greatest([values[0] + LEAST_GAIN, *values[1:]])
+        speeds = [(1 + (tokens - 1) * gain) / (rest + draft) for tokens, rest, draft in steps]
+        return first_greatest([speeds[0] * (1 + LEAST_GAIN), *speeds[1:]])
 
     def least_path_prob(self, recent: float, rate: float, depth: int) -> float:
         """Return the path probability under the draft below which no node up to this depth is worth its time."""

@@ -138,10 +138,10 @@ def test_policies_follow_from_the_texts_and_the_costs(setup, sizes):
     policies = {name: AdaptivePolicy.from_json(choice["policy"]) for name, choice in sizes["sizes"].items()}
     assert list(policies) == ["prompt_lookup", "ctc", "junk", "oracle"]
     assert all(policy.costs == StepCosts.from_json(COSTS) for policy in policies.values())
-    assert policies["junk"].limit(0.0, policies["junk"].rate) == 0
+    assert policies["junk"].limit(0.0) == 0
     assert policies["junk"].rate == pytest.approx(1.0)
     assert policies["oracle"].rate > 2.5
-    assert policies["oracle"].limit(0.0, policies["oracle"].rate) == 2
+    assert policies["oracle"].limit(0.0) == 2
     for choice in sizes["sizes"].values():
         assert choice["chosen"] == 8
         assert choice["policy"]["rate"] >= max(1.0, *(size["predicted_speedup"] for size in choice["sizes"])) - 1e-9
@@ -163,7 +163,7 @@ def test_texts_that_end_at_once_give_a_policy_that_drafts_nothing(setup):
     short = replace(setup, settings=replace(setup.settings, max_new_tokens=1))
     for choice in choose_adaptive(short, SIZING, QUESTIONS, PROMPTS).values():
         policy = AdaptivePolicy.from_json(choice["policy"])
-        assert policy.limit(0.0, policy.rate) == 0
+        assert policy.limit(0.0) == 0
 
 
 def passes(folder):
