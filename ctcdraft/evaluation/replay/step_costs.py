@@ -36,7 +36,7 @@ class FixedSize(AdaptivePolicy):
         ones = (1.0,) * len(sizes)
         return cls(StepCosts(sizes, (0.0,) * len(sizes), ones), AcceptanceModel(), ones, ones, 1.0, index, least)
 
-    def limit(self, recent: float, rate: float) -> int:
+    def limit(self, recent: float) -> int:
         return self.index
 
     def least_path_prob(self, recent: float, rate: float, depth: int) -> float:
