@@ -25,7 +25,7 @@ from ctcdraft.errors import check_float, check_int
 
 MAX_NODES = 4096  # of trees that a file asks for: the cache has a row for each
 LEAST_PROB, MOST_PROB = 1e-9, 1 - 1e-6  # path probabilities beyond count like these
-LEAST_GAIN = 0.03  # of speed, about the error of calibrations: a draft is skipped where less is expected of it
+LEAST_GAIN = 0.05  # of speed, about the error of calibrations: a draft is skipped where less is expected of it
 
 
 @dataclass(frozen=True)

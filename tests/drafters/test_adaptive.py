@@ -164,7 +164,7 @@ def test_drafting_is_skipped_where_nothing_pays_and_tried_again():
     assert {step.nodes for step in generate(base, never, LOOP, HOW, frozenset(), 0).passes} == {1}
 
 
-@pytest.mark.parametrize(("gain", "limit"), [(0.02, 0), (0.04, 1)])
+@pytest.mark.parametrize(("gain", "limit"), [(0.04, 0), (0.06, 1)])
 def test_a_gain_within_the_error_of_calibrations_is_not_tried(gain, limit):
     """The expected tokens of a draft of two nodes, whose step takes 1.07 autoregressive steps."""
     assert policy(tokens=(1.0, 1.07 + gain, 1.0, 1.0, 1.0)).limit(0.0) == limit
