@@ -20,7 +20,7 @@ def random_read(seed: int) -> tuple[torch.Tensor, ...]:
     rng = torch.Generator().manual_seed(seed)
     dtype, width = (torch.float32, *DTYPES)[seed % 3], WIDTHS[random_integer(rng, 0, len(WIDTHS) - 1)]
     groups, share = random_integer(rng, 1, 2), random_integer(rng, 1, 4)
-    nodes = random_integer(rng, 1, 12 if seed % 8 else 80)  # several programs for the queries of a group, too
+    nodes = random_integer(rng, 1, 12 if seed % 25 else 80)  # several programs for the queries of a group, too
     rows = random_integer(rng, 65, 400)  # more than a program reads at once, so that there are parts to combine
     query = torch.randn(1, nodes, groups * share, width, generator=rng).to(dtype).transpose(1, 2)
     keys, values = (torch.randn(1, groups, rows + 9, width, generator=rng).to(dtype)[:, :, :rows] for _ in range(2))
