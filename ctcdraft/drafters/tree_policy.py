@@ -204,15 +204,13 @@ class AdaptivePolicy:
     @classmethod
     def uncut(cls, costs: StepCosts, taus: Sequence[float], model: AcceptanceModel) -> Self:
         """Return the policy for a drafter whose trees are not cut, with these tokens per step of every size."""
-        times = [draft + rest for draft, rest in zip(costs.draft, costs.rest, strict=True)]
-        rate = max(tau / time for tau, time in zip(taus, times, strict=True))
+        rate = max(tau / (draft + rest) for tau, draft, rest in zip(taus, costs.draft, costs.rest, strict=True))
         return cls(costs, model, tuple(map(float, taus)), costs.rest, float(rate))
 
     def limit(self, recent: float) -> int:
         """Return the index of the size to draft, 0 for none, from what is known before the draft.
 
-        It has the most expected tokens per time. What earlier steps reached is no measure here: in a text whose drafts
-        are accepted less than usual, but still gain, it would ask for more than any size can give, and skip them.
+        It has the most expected tokens per time; the rate of earlier steps would skip drafts that gain less than usual.
         """
         gain = exp(recent)
         steps = zip(self.limit_tokens, self.limit_time, self.costs.draft, strict=True)

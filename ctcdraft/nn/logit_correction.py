@@ -248,7 +248,6 @@ class GRUCorrection(LogitCorrection):
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
         if not self.is_cacheable(self.cell.weight_ih):
             # The cell takes one leading axis.
-            memory_YR = self.cell(self.embed_tokens(tokens_X).flatten(0, -2), memory_XR.flatten(0, -2))
-            return memory_YR.view(memory_XR.shape)
+            return self.cell(self.embed_tokens(tokens_X).flatten(0, -2), memory_XR.flatten(0, -2)).view_as(memory_XR)
         recurrent_XG = F.linear(memory_XR, *self.recurrent_weights())
         return gru_memory(self.project_tokens(tokens_X), recurrent_XG, memory_XR)
