@@ -82,8 +82,7 @@ class BaseLM(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Apply `fn` as nn.Module does, except that buffers keep their dtype."""
-        # They are rotary frequencies in float32. Rounded to bfloat16 they rotate by wrong angles, and the error grows
-        # with the position; stock transformers keeps them in float32, too.
+        # They are rotary frequencies in float32. Rounded, they rotate by wrong angles, more so at later positions.
         buffers = [(module, *named) for module in self.modules() for named in module.named_buffers("", False)]
         super()._apply(fn, recurse)
         self.fused_layers, self.tried_to_fuse = None, False  # they share the weights
@@ -133,7 +132,7 @@ class BaseLM(nn.Module):
         """How a tree is read, for a report: "compiled and captured, fixed shapes, torchao_int8"."""
         shapes = "eager, exact shapes" if self.static_shapes is None else self.static_shapes.execution_mode(self.device)
         fused = self.fused_layers and self.static_shapes and not self.static_shapes.compiled and "fused layers"
-        parts = shapes, fused, self.quantization, "changed by LoRA" if self.adapted else ""
+        parts = shapes, fused, self.quantization, self.adapted and "changed by LoRA"
         return ", ".join(part for part in parts if part)
 
     def new_cache(self, capacity: int) -> Any:
@@ -168,11 +167,7 @@ class BaseLM(nn.Module):
     @torch.inference_mode(False)
     def fuse_layers(self) -> None:
         """Let trees of fixed shapes be read by fused layers, where the layers allow it."""
-        self.tried_to_fuse = True
-        try:
-            self.fused_layers = fused_layers(self)
-        except torch.OutOfMemoryError:  # the comparison holds copies of a layer in float32
-            self.fused_layers = None
+        self.fused_layers, self.tried_to_fuse = fused_layers(self), True
 
     @torch.inference_mode()
     def read_rows(self, tokens_K: Tensor, position_ids_K: Tensor, seen_KM: Tensor | None, cache: Any) -> Tensor:

@@ -74,7 +74,15 @@ def read_static_tree(base: Any, tree: TokenTree, cache: StaticCache) -> tuple[Te
 
 @torch.no_grad()
 def fused_layers(base: Any) -> FusedLayers | None:
-    """Return the layers of a base as blocks; None where they compute something else, or are changed by hooks."""
+    """Return the layers of a base as blocks; None where they compute something else, or memory is short for copies."""
+    try:
+        return checked_layers(base)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def checked_layers(base: Any) -> FusedLayers | None:
+    """Return the layers of a base as blocks if their outputs agree."""
     lm = base.lm
     if lm.config.model_type not in MODEL_TYPES or is_changed(lm):
         return None

@@ -12,7 +12,7 @@ from benchmarks.simulated.device import SETUP, UNSUPPORTED, active, device
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.models import base_model
+from ctcdraft.models import fused_layers as module
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fused_layers import computes_the_same, fused_layers
 
@@ -102,7 +102,7 @@ def test_without_memory_for_the_comparison_the_layers_are_kept(monkeypatch):
     def full(base):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(base_model, "fused_layers", full)
+    monkeypatch.setattr(module, "checked_layers", full)
     base.fuse_layers()
     assert (base.fused_layers, base.tried_to_fuse) == (None, True)
 
