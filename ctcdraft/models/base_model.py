@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ctcdraft.decoding.kv_cache import KVCache
-from ctcdraft.decoding.static_cache import StaticCache, StaticCacheView
+from ctcdraft.decoding.static_cache import StaticCache
 from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.models.aux_layers import resolve_aux_layers
@@ -185,13 +185,7 @@ class BaseLM(nn.Module):
     def logits(self, states_ND: Tensor) -> Tensor:
         return self.head(states_ND if len(self.aux_layers) == 1 else states_ND[:, : self.width])
 
-    def _forward(
-        self,
-        tokens_N: Tensor,
-        positions_N: Tensor,
-        mask_NM: Tensor | None,
-        cache: KVCache | StaticCache | StaticCacheView,
-    ) -> Tensor:
+    def _forward(self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: Any) -> Tensor:
         output = self.lm.base_model(
             input_ids=tokens_N[None],
             position_ids=positions_N[None],

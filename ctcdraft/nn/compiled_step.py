@@ -56,6 +56,9 @@ class HeldWeights:
         same = len(values) == len(self.values) and all(map(operator.is_, values, self.values))
         return same and [weight.data_ptr() for weight in self.weights] == self.addresses
 
+    def versions(self) -> list[int]:
+        return [weight._version for weight in self.weights]
+
 
 def compiled_logits(head: Any, states_XD: Tensor) -> Tensor | None:
     """Return `BlankHead.forward` by machine code; None where that is not possible."""

@@ -48,14 +48,10 @@ class CachedArrays(NamedTuple):
             return None
         held, (out, recurrent, bias) = HeldWeights(correction), (weight.detach() for weight in weights)
         arrays = table_VG.numpy(), recurrent.numpy(), bias.numpy(), out.T.numpy()
-        return cls(arrays, held, versions(held.weights))
+        return cls(arrays, held, held.versions())
 
     def are_current(self) -> bool:
-        return self.held.are_current() and versions(self.held.weights) == self.versions
-
-
-def versions(weights: list[Tensor]) -> list[int]:
-    return [weight._version for weight in weights]
+        return self.held.are_current() and self.held.versions() == self.versions
 
 
 class LogitCorrection(nn.Module):
