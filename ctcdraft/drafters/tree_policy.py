@@ -25,7 +25,7 @@ from ctcdraft.errors import check_float, check_int
 
 MAX_NODES = 4096  # of trees that a file asks for: the cache has a row for each
 LEAST_PROB, MOST_PROB = 1e-9, 1 - 1e-6  # path probabilities beyond count like these
-LEAST_GAIN = 0.05  # of speed, about the error of calibrations: a draft is skipped where less is expected of it
+LEAST_GAIN = 0.05  # of speed, about the error of calibrations: a drafter that is expected to gain less never drafts
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,8 @@ class AcceptanceModel:
 
     Inputs: 1, logit q, log d, logit q * log d, max(0, logit q), log r, recent, where q is the path probability under
     the draft, d the depth, r the node's rank by q in its tree, and `recent` the log ratio of accepted to expected draft
-    tokens of the latest drafts, 0 at the beginning. Probable nodes have a slope of their own: prompt lookup in a text
-    that repeats itself is nearly always accepted. The rank matters where q is not exact: of EAGLE's nodes with one q
-    the first in their tree are accepted far more often.
+    tokens of the latest drafts, 0 at the beginning. Probable nodes have a slope of their own, for prompt lookup in a
+    text that repeats itself; the rank matters where q is not exact, as EAGLE's.
     """
 
     weights: tuple[float, ...] = (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0)
@@ -208,14 +207,15 @@ class AdaptivePolicy:
         return cls(costs, model, tuple(map(float, taus)), costs.rest, float(rate))
 
     def limit(self, recent: float) -> int:
-        """Return the index of the size to draft, 0 for none, from what is known before the draft.
+        """Return the index of the size with the most expected tokens per time before the draft, 0 for no draft."""
+        # Not compared with the rate of earlier steps, which would skip drafts that gain less than usual.
+        usual = self.speeds(1.0)
+        return first_greatest(self.speeds(exp(recent))) if max(usual) >= (1 + LEAST_GAIN) * usual[0] else 0
 
-        It has the most expected tokens per time; the rate of earlier steps would skip drafts that gain less than usual.
-        """
-        gain = exp(recent)
+    def speeds(self, gain: float) -> list[float]:
+        """Return the expected tokens per time of every size, where `gain` times as many draft tokens are accepted."""
         steps = zip(self.limit_tokens, self.limit_time, self.costs.draft, strict=True)
-        speeds = [(1 + (tokens - 1) * gain) / (rest + draft) for tokens, rest, draft in steps]
-        return first_greatest([speeds[0] * (1 + LEAST_GAIN), *speeds[1:]])
+        return [(1 + (tokens - 1) * gain) / (rest + draft) for tokens, rest, draft in steps]
 
     def least_path_prob(self, recent: float, rate: float, depth: int) -> float:
         """Return the path probability under the draft below which no node up to this depth is worth its time."""
