@@ -33,7 +33,8 @@ def overrides_of(config: Comparison, store: ResultStore, job: Training | Evaluat
         heads = ",".join(head_folders(store, job))
         return [*job.overrides, f"contestants=[{heads}]", f"out={store.evaluation_folder(job.name)}"]
     base = config.bases[job.base]
-    untimed = ["trainer.probe_prompts=1"] if job.minutes is None else []  # nothing but its steps is of interest
+    # Nothing but the steps of a pace training is of interest; other probe_prompts would store other hidden states.
+    untimed = ["decoding.max_new_tokens=8"] if job.minutes is None else []
     return [
         *base.base, *base.corpus, *config.train, *job.own, *untimed, f"trainer.learning_rate={job.rate:g}",
         f"trainer.steps={job.steps}", f"trainer.warmup_steps={max(1, round(config.warmup * job.steps))}",
