@@ -63,7 +63,7 @@ def run_next(config: Comparison, store: ResultStore, failed: set[str], left: flo
         needs = measure.needed_heads(job) if isinstance(job, Evaluation) else set()
         if job.name in done | failed or not job.settled or not needs <= done:
             continue
-        if (measure.estimate(config, job, rows, measured)[0] or 0.0) > left:
+        if (measure.estimate(job, measured) or 0.0) > left:
             continue
         timed = isinstance(job, Evaluation) and job.kind == "loop"
         with ExitStack() as locks:
@@ -99,8 +99,8 @@ def refuse_changed(config: Comparison, store: ResultStore) -> None:
 def describe_plan(config: Comparison, store: ResultStore) -> str:
     """Return a line per job, and the estimated processor hours of what is missing.
 
-    ~ marks an estimate from other methods, ? a job of which nothing like it is finished, and (provisional) a job whose
-    learning rate, head or cell depends on jobs that are missing.
+    ? marks a job that takes about a minute or of which nothing like it is finished, (provisional) one whose steps,
+    learning rate or head depends on jobs that are missing.
     """
     rows, measured = store.rows(), store.measured()
     jobs = all_jobs(config, rows)
@@ -110,15 +110,14 @@ def describe_plan(config: Comparison, store: ResultStore) -> str:
         if job.name in done:
             lines.append(f"done      {job.name}")
             continue
-        seconds, own = measure.estimate(config, job, rows, measured)
+        seconds = measure.estimate(job, measured)
         if isinstance(job, Training):
             what = f"{job.steps} steps at {job.rate:g}"
         else:
             what = f"{len(job.heads) + len(job.untrained)} contestants"
         left, unknown = left + (seconds or 0.0), unknown + (seconds is None)
-        hours = "?" if seconds is None else f"{'' if own else '~'}{seconds / 3600:.2f} h"
-        long = f" (longer than {config.minutes:g} minutes)" if (seconds or 0.0) > 60 * config.minutes else ""
-        lines.append(f"{hours:>8}  {job.name}, {what}{'' if job.settled else ' (provisional)'}{long}")
+        hours = "?" if seconds is None else f"{seconds / 3600:.2f} h"
+        lines.append(f"{hours:>8}  {job.name}, {what}{'' if job.settled else ' (provisional)'}")
     tail = f", and {unknown} jobs without an estimate" if unknown else ""
     lines.append(f"{len(jobs) - len(done)} of {len(jobs)} jobs are missing: {left / 3600:.1f} processor hours{tail}")
     return "\n".join(lines)

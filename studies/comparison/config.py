@@ -32,11 +32,11 @@ class Base:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The learning rates are tried at a share of budget 1x; the chosen heads are trained at every budget and seed."""
+    """All learning rates are tried at 1x, all heads trained at every budget, and the chosen ones repeated at one."""
 
-    trial: float
     extensions: int
     budgets: tuple[int, ...]
+    repeated: int
     best: int
     always: tuple[str, ...]
     converged: float
@@ -60,21 +60,16 @@ class Crossed:
     """The crossed table; the fields are those of comparison.yaml, where the cells are one by one."""
 
     minutes: float
-    pace: int
+    trial: float
     cells: tuple[Cell, ...]
     tuned_on: Mapping[str, str]
     unlike: Sequence[str]
-    best_of_each: str
-    others: int
-
-    def tuning_cell(self, loss: str) -> Cell:
-        wanted = {**self.tuned_on, "objective": loss}
-        return next(cell for cell in self.cells if cell.levels == wanted)
+    deciding: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Evaluations of trained heads: replays of all, timed loops of those at budget 1x."""
+    """Evaluations of trained heads: replays of all, timed loops of those at the longest budget."""
 
     heads: int
     benchmarks: Mapping[str, Overrides]
@@ -105,10 +100,10 @@ class Comparison:
     hours: float | None
     plan: bool
     publish: bool
-    minutes: float
     bases: Mapping[str, Base]
     train: Overrides
-    steps: int
+    minutes: float
+    pace: int
     warmup: float
     seeds: tuple[int, ...]
     learning_rates: tuple[float, ...]
@@ -123,10 +118,6 @@ class Comparison:
     @property
     def first_base(self) -> str:
         return next(iter(self.bases))
-
-    @property
-    def trial_steps(self) -> int:
-        return max(1, round(self.steps * self.ladder.trial))
 
 
 def load_config(overrides: Sequence[str]) -> Comparison:
@@ -154,7 +145,7 @@ def comparison(**node: Any) -> Comparison:
     return Comparison(**with_tuples(node) | {"out": Path(node["out"]), "results": Path(node["results"])})
 
 
-def crossed(train: list[str], trees: Mapping[str, Mapping[str, str]], deciding: Mapping[str, Any], **node: Any) -> Any:
+def crossed(train: list[str], trees: Mapping[str, Mapping[str, str]], **node: Any) -> Any:
     cells = []
     for levels in product(*(node[factor].items() for factor in FACTORS)):
         names = dict(zip(FACTORS, (name for name, _ in levels), strict=True))
@@ -162,7 +153,7 @@ def crossed(train: list[str], trees: Mapping[str, Mapping[str, str]], deciding: 
         options = [(tree, of[names["objective"]]) for tree, of in trees.items() if names["objective"] in of]
         cells.append(Cell(names, (*train, *own), tuple(options)))
     rest = {key: value for key, value in node.items() if key not in FACTORS}
-    return Crossed(**rest, cells=tuple(cells), **deciding)
+    return Crossed(**rest, cells=tuple(cells))
 
 
 def with_tuples(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,11 +168,13 @@ def with_tuples(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_impossible(config: Comparison) -> None:
-    check_int(config.steps, "steps")
+    check_int(config.pace, "pace")
+    check_float(config.minutes, "minutes", above=0)
     check_float(config.warmup, "warmup", least=0, most=1)
     check_int(config.measure.heads, "measure.heads")
-    if not 0 < check_float(config.ladder.trial, "ladder.trial") <= 1:
-        raise InputError(f"ladder.trial must be above 0 and at most 1, got {config.ladder.trial}")
+    if config.ladder.repeated not in config.ladder.budgets:
+        budgets = ", ".join(map(str, config.ladder.budgets))
+        raise InputError(f"ladder.repeated must be one of ladder.budgets ({budgets}), got {config.ladder.repeated}")
     for key in ("bases", "seeds", "learning_rates"):
         if not getattr(config, key):
             raise InputError(f"{key}= must name at least one, got none")
@@ -189,5 +182,6 @@ def refuse_impossible(config: Comparison) -> None:
         for name in names:
             if name not in config.entrants:
                 raise InputError(f"{key} must name some of {', '.join(config.entrants)}, got {name}")
-    if config.crossed is not None and config.crossed.best_of_each not in FACTORS:
-        raise InputError(f"crossed.deciding.best_of_each must be one of {', '.join(FACTORS)}")
+    for factor in config.crossed.deciding if config.crossed is not None else ():
+        if factor not in FACTORS:
+            raise InputError(f"crossed.deciding must name levels of {', '.join(FACTORS)}, got {factor}")

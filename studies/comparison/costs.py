@@ -73,7 +73,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def count_missing(config: Comparison, store: ResultStore, wait: bool = False) -> None:
-    """Count the heads of the first base at budget 1x, and write costs.json after each.
+    """Count one head per method on the first base, and write costs.json after each.
 
     One process does it, the others wait or go on; while it does, no loop is timed.
     """
@@ -85,7 +85,7 @@ def count_missing(config: Comparison, store: ResultStore, wait: bool = False) ->
 
 def count_heads(config: Comparison, store: ResultStore) -> None:
     rows, stored = store.rows(), read_costs(store)
-    jobs = [job for job in ladder_trainings(config, rows) if job.role == "1x" and job.base == config.first_base]
+    jobs = [job for job in ladder_trainings(config, rows) if job.is_compared and job.base == config.first_base]
     for job in jobs:
         if job.method not in stored and job.name in rows and is_trained(store.head_folder(job.name)):
             print(f"counting {job.head}", flush=True)

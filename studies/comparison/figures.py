@@ -13,8 +13,7 @@ def figures(heads: Sequence[Row], rows: Sequence[Row]) -> dict[str, str]:
     drawn: dict[str, str] = {}
     bases = list(dict.fromkeys(row["base"] for row in rows))
     for base in bases:
-        once = [row for row in heads if row["base"] == base and row.get("role") in ("1x", None)]
-        once = [row for row in once if row.get("seed") in (None, min(r["seed"] for r in rows)) and row["tau"] > 1]
+        once = [row for row in heads if row["base"] == base and row["timed"] and row["tau"] > 1]
         first = [row for row in once if row["benchmark"] == once[0]["benchmark"]]
         timed = {row["method"]: (row["c"], row["tau"]) for row in first if row["measure"] == "loop" and row["c"]}
         title = f"tau by measured draft cost, {base}, greedy"
@@ -54,10 +53,13 @@ def front(points: Sequence[Point]) -> list[Point]:
 def budget_figure(base: str, rows: Sequence[Row]) -> dict[str, str]:
     """Return a figure of validation tau by training time, a line per head that has several budgets."""
     seed = min(row["seed"] for row in rows)
-    curves: dict[str, list[Point]] = {}
-    for row in rows:
+    best: dict[tuple[str, str], Row] = {}  # of the learning rates tried
+    for row in sorted(rows, key=lambda row: row["tau"]):
         if row["role"].endswith("x") and row["seed"] == seed:
-            curves.setdefault(row["method"], []).append((row["seconds"] / 60, row["tau"]))
+            best[row["method"], row["role"]] = row
+    curves: dict[str, list[Point]] = {}
+    for (method, _), row in best.items():
+        curves.setdefault(method, []).append((row["seconds"] / 60, row["tau"]))
     curves = {method: sorted(points) for method, points in curves.items() if len(points) > 1}
     if not curves:
         return {}

@@ -1,7 +1,7 @@
 """The jobs of the comparison, in the order in which they run: what to train and to measure, given what is finished.
 
-Which learning rate is best, which heads are chosen and which cells decide follows from finished trainings. Before these
-exist, the jobs that depend on them are listed with a provisional choice and are not settled; only settled jobs run.
+The steps of a budget, the best learning rate and the chosen heads follow from finished trainings. Before these exist,
+the jobs that depend on them are listed with a provisional choice and are not settled; only settled jobs run.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from studies.comparison.config import FACTORS, Cell, Comparison, Overrides
+from studies.comparison.config import FACTORS, Comparison, Overrides
 
 DIVERGED_TAU = 0.0  # of a training whose gradients were no longer finite; every head that exists has 1 or more
-TRIAL, CROSSED, CROSSED_TRIAL, PACE = "rate", "crossed", "crossed_rate", "pace"
+PACE, TRIAL = "pace", "1x"
+CROSSED_PACE, CROSSED_TRIAL, CROSSED = "crossed_pace", "crossed_rate", "crossed"
 Row = dict[str, Any]
 Rows = Mapping[str, Row]  # finished trainings by the name of their job
 
@@ -23,19 +24,20 @@ class Training:
     """A head to train."""
 
     base: str
-    role: str  # rate, 1x, 2x, ..., pace, crossed_rate, crossed
+    role: str  # pace, 1x, 2x, ..., crossed_pace, crossed_rate, crossed
     method: str
     seed: int
     steps: int
     rate: float
     own: Overrides
+    minutes: float | None = None  # of the processor; None where they are not known
     settled: bool = True
     levels: Mapping[str, str] = field(default_factory=dict)  # of a cell, by factor
     trees: tuple[tuple[str, str], ...] = ()
 
     @property
     def head(self) -> str:
-        """The name of the head in reports: ctc_gru.2x.s0, ctc_gru.rate-0.004.s0"""
+        """The name of the head in reports: ctc_gru.2x.s0, ctc_gru.1x-0.004.s0"""
         tried = f"-{self.rate:g}" if self.role in (TRIAL, CROSSED_TRIAL) else ""
         return f"{self.method}.{self.role}{tried}.s{self.seed}"
 
@@ -45,7 +47,7 @@ class Training:
 
     @property
     def is_compared(self) -> bool:
-        return self.role not in (TRIAL, CROSSED_TRIAL, PACE)
+        return self.role not in (PACE, TRIAL, CROSSED_PACE, CROSSED_TRIAL)
 
 
 @dataclass(frozen=True)
@@ -84,35 +86,62 @@ def turn(config: Comparison, job: Training | Evaluation) -> int:
 
     The evaluations of heads follow their trainings.
     """
-    stages = {TRIAL: 0, "1x": 1, PACE: 2, CROSSED_TRIAL: 2, CROSSED: 2}
-    stage = stages.get(job.role, 5) if job.seed == config.seeds[0] else 3
-    return 2 * (stage if job.base == config.first_base else 4) + isinstance(job, Evaluation)
+    budget, *budgets = map(role_of, config.ladder.budgets)
+    roles = [TRIAL, budget, CROSSED, *budgets]
+    role = {PACE: TRIAL, CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
+    stage = roles.index(role) if job.seed == config.seeds[0] else len(roles)
+    return 2 * (stage if job.base == config.first_base else len(roles) + 1) + isinstance(job, Evaluation)
+
+
+def role_of(budget: int) -> str:
+    return f"{budget}x"
+
+
+def main_role(config: Comparison, base: str) -> str:
+    """Return the budget whose heads are timed: the longest one; on further bases there is only one."""
+    return role_of(config.ladder.budgets[-1] if base == config.first_base else config.ladder.repeated)
 
 
 def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
-    """Yield trials of learning rates, budget 1x of all heads, then budgets, seeds and bases of the chosen ones."""
-    first, seed, *others = config.first_base, *config.seeds
-    once: dict[str, Training] = {}
-    trials: dict[str, list[Training]] = {}
+    """Yield budget 1x at every learning rate and longer ones at the best, then seeds and bases of the chosen heads."""
+    seed, *others = config.seeds
+    best: dict[str, Training] = {}
     for name, own in config.entrants.items():
-        trial = Training(first, TRIAL, name, seed, config.trial_steps, config.learning_rates[0], own)
-        trials[name], rate, settled = try_rates(config, trial, rows)
-        yield from trials[name]
-        once[name] = Training(first, "1x", name, seed, config.steps, rate, own, settled)
-    yield from once.values()
-    names, settled = chosen_heads(config, once, trials, rows)
-    chosen = [replace(once[name], settled=settled and once[name].settled) for name in names]
-    yield from (replace(job, seed=each) for each in others for job in chosen)
-    claimed = {name for claim in config.claims for name in claim}
-    yield from (replace(job, seed=each) for each in config.claim_seeds for job in chosen if job.method in claimed)
-    for base in [*config.bases][1:]:
-        yield from (replace(job, base=base) for job in chosen)
+        pace = Training(config.first_base, PACE, name, seed, config.pace, config.learning_rates[0], own)
+        trials, best[name] = try_rates(config, paced(pace, TRIAL, config.minutes, rows), rows)
+        yield from (pace, *trials)
+    longest: dict[str, Training] = {}
     for budget in config.ladder.budgets:
-        yield from (replace(job, role=f"{budget}x", steps=budget * config.steps) for job in chosen)
+        longest = {name: at_budget(job, budget) for name, job in best.items()}
+        yield from longest.values()
+    names, settled = chosen_heads(config, longest, rows)
+    chosen = [replace(best[name], settled=settled) for name in names]
+    for each in (*others, *config.claim_seeds):
+        repeated = {*sum(config.claims, ())} if each in config.claim_seeds else {*names}
+        jobs = [at_budget(job, config.ladder.repeated) for job in chosen if job.method in repeated]
+        yield from (replace(job, seed=each) for job in jobs)
+    for base in [*config.bases][1:]:
+        for job in chosen:
+            pace = replace(job, base=base, role=PACE, steps=config.pace, minutes=None)
+            yield pace
+            yield at_budget(paced(pace, TRIAL, config.minutes, rows), config.ladder.repeated)
 
 
-def try_rates(config: Comparison, trial: Training, rows: Rows) -> tuple[list[Training], float, bool]:
-    """Return trials of all learning rates, the one with the best validation tau, and whether all have been tried.
+def paced(pace: Training, role: str, minutes: float, rows: Rows) -> Training:
+    """Return a training of these minutes; its steps follow from the timed one, without which they are not settled."""
+    row = rows.get(pace.name)
+    per_step = row["seconds"] / row["steps"] if row else 1.0
+    steps = max(1, round(60 * minutes / per_step))
+    return replace(pace, role=role, steps=steps, minutes=minutes, settled=pace.settled and row is not None)
+
+
+def at_budget(job: Training, budget: int) -> Training:
+    assert job.minutes is not None
+    return replace(job, role=role_of(budget), steps=budget * job.steps, minutes=budget * job.minutes)
+
+
+def try_rates(config: Comparison, trial: Training, rows: Rows) -> tuple[list[Training], Training]:
+    """Return trials of all learning rates and the one with the best validation tau, settled once all have been tried.
 
     Of a tie the first is best. One at an edge is followed by half or twice of it, `ladder.extensions` times.
     """
@@ -123,88 +152,57 @@ def try_rates(config: Comparison, trial: Training, rows: Rows) -> tuple[list[Tra
         best = max(tried, key=lambda rate: tried[rate]) if tried else rates[0]
         settled, beyond = len(tried) == len(rates), {min(rates): best / 2, max(rates): best * 2}
         if not settled or best not in beyond or len(rates) == most:
-            return trials, best, settled
+            return trials, replace(trial, rate=best, settled=settled)
         rates.append(beyond[best])
 
 
-def chosen_heads(
-    config: Comparison, once: Mapping[str, Training], trials: Mapping[str, list[Training]], rows: Rows
-) -> tuple[list[str], bool]:
-    """Return the heads that are always chosen and the best by validation tau at 1x, in the order of the config.
+def chosen_heads(config: Comparison, longest: Mapping[str, Training], rows: Rows) -> tuple[list[str], bool]:
+    """Return the heads that are always chosen and the best by validation tau at the longest budget, as configured.
 
     As long as heads are missing, the best are sought among the others, so that a plan does not promise too little.
     """
-    settled = all(job.name in rows for job in once.values())
-    known = {
-        name: max((rows[job.name]["tau"] for job in ([once[name]] if settled else trials[name]) if job.name in rows),
-                  default=0.0)
-        for name in once
-    }  # fmt: skip
-    ranked = sorted(known, key=lambda name: -known[name])
+    settled = all(job.name in rows for job in longest.values())
+    taus = {name: rows[job.name]["tau"] if job.name in rows else DIVERGED_TAU for name, job in longest.items()}
+    ranked = sorted(taus, key=lambda name: -taus[name])
     best = [name for name in ranked if settled or name not in config.ladder.always][: config.ladder.best]
-    return [name for name in once if name in (*config.ladder.always, *best)], settled
+    return [name for name in longest if name in (*config.ladder.always, *best)], settled
 
 
 def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
     """Yield a timed training of each cell, trials of each loss, all cells, then further seeds of those that decide."""
     assert config.crossed is not None
-    table, rate = config.crossed, config.learning_rates[0]
-    paces, jobs = {}, {}
-    for cell in table.cells:
-        paces[cell.name] = cell_training(config, PACE, cell, table.pace, rate)
-    yield from paces.values()
-    tuned: dict[str, tuple[float, bool]] = {}
-    for loss in dict.fromkeys(cell.levels["objective"] for cell in table.cells):
-        cell = table.tuning_cell(loss)
-        steps, settled = cell_steps(config, rows, paces[cell.name])
-        trial = cell_training(config, CROSSED_TRIAL, cell, max(1, round(steps * config.ladder.trial)), rate)
-        trials, best, tried = try_rates(config, replace(trial, settled=settled), rows)
-        yield from trials
-        tuned[loss] = best, tried
-    for cell in table.cells:
-        steps, paced = cell_steps(config, rows, paces[cell.name])
-        rate, tried = tuned[cell.levels["objective"]]
-        jobs[cell.name] = replace(cell_training(config, CROSSED, cell, steps, rate), settled=paced and tried)
-    yield from jobs.values()
-    names, settled = deciding_cells(config, jobs, rows)
-    for each in config.seeds[1:]:
-        yield from (replace(jobs[name], seed=each, settled=settled and jobs[name].settled) for name in names)
-
-
-def cell_training(config: Comparison, role: str, cell: Cell, steps: int, rate: float) -> Training:
-    base, seed = config.first_base, config.seeds[0]
-    return Training(base, role, cell.name, seed, steps, rate, cell.overrides, levels=cell.levels, trees=cell.trees)
-
-
-def cell_steps(config: Comparison, rows: Rows, pace: Training) -> tuple[int, bool]:
-    """Return the steps that take the minutes of a cell, and whether its steps have been timed."""
-    assert config.crossed is not None
-    if (row := rows.get(pace.name)) is None:
-        return config.steps, False
-    return max(1, round(60 * config.crossed.minutes * row["steps"] / row["seconds"])), True
-
-
-def deciding_cells(config: Comparison, jobs: Mapping[str, Training], rows: Rows) -> tuple[list[str], bool]:
-    """Return the best cell of each level of a factor and the best others, by validation tau of the first seed."""
-    assert config.crossed is not None
-    known = {name: rows[job.name]["tau"] if job.name in rows else 0.0 for name, job in jobs.items()}
-    ranked = sorted(known, key=lambda name: -known[name])
-    best: dict[str, str] = {}
-    for name in ranked:
-        best.setdefault(jobs[name].levels[config.crossed.best_of_each], name)
-    others = [name for name in ranked if name not in best.values()][: config.crossed.others]
-    wanted = {*best.values(), *others}
-    return [name for name in jobs if name in wanted], all(job.name in rows for job in jobs.values())
+    table = config.crossed
+    first = Training(config.first_base, CROSSED_PACE, "", config.seeds[0], config.pace, config.learning_rates[0], ())
+    paces = [
+        replace(first, method=cell.name, own=cell.overrides, levels=cell.levels, trees=cell.trees)
+        for cell in table.cells
+    ]
+    yield from paces
+    tuned: list[Training] = []
+    for pace in paces:
+        if table.tuned_on.items() <= pace.levels.items():
+            trial = paced(pace, CROSSED_TRIAL, table.trial * table.minutes, rows)
+            trials, best = try_rates(config, trial, rows)
+            yield from trials
+            tuned.append(best)
+    for pace in paces:
+        # The trials of the cell with the same levels of all other factors.
+        best = next(job for job in tuned if {**pace.levels, **table.tuned_on} == job.levels)
+        cell = replace(paced(pace, CROSSED, table.minutes, rows), rate=best.rate)
+        cell = replace(cell, settled=cell.settled and best.settled)
+        yield cell
+        if all(pace.levels[factor] in levels for factor, levels in table.deciding.items()):
+            yield from (replace(cell, seed=each) for each in config.seeds[1:])
 
 
 def evaluations(config: Comparison, trainings: Iterable[Training], rows: Rows) -> Iterator[Evaluation]:
-    """Yield replays of all compared heads, and timed loops of those at budget 1x, in groups of one role and seed."""
+    """Yield replays of all compared heads, and timed loops of those at the longest budget, by role and seed."""
     groups: dict[tuple[str, str, int], list[Training]] = {}
     for job in trainings:
         if job.is_compared and not (job.name in rows and has_diverged(rows[job.name])):
             groups.setdefault((job.base, job.role, job.seed), []).append(job)
-    for (_, role, seed), jobs in groups.items():
-        first = role == "1x" and seed == config.seeds[0]
+    for (base, role, seed), jobs in groups.items():
+        first = role == main_role(config, base) and seed == config.seeds[0]
         yield from grouped(config, "replay", jobs, first)
         if first and config.measure.loop is not None:
             yield from grouped(config, "loop", jobs, first)

@@ -20,7 +20,7 @@ from ctcdraft.evaluation.replay.evaluation import records_at_size
 from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.sweep import Job, read_metrics, read_run
 from studies.comparison.config import Comparison
-from studies.comparison.jobs import CROSSED, CROSSED_TRIAL, DIVERGED_TAU, Evaluation, Row, Rows, Training, has_diverged
+from studies.comparison.jobs import DIVERGED_TAU, Evaluation, Row, Rows, Training, has_diverged
 from studies.comparison.store import ResultStore, run_script, settings_digest
 
 ALL_QUESTIONS = 10**9
@@ -33,8 +33,10 @@ def overrides_of(config: Comparison, store: ResultStore, job: Training | Evaluat
         heads = ",".join(head_folders(store, job))
         return [*job.overrides, f"contestants=[{heads}]", f"out={store.evaluation_folder(job.name)}"]
     base = config.bases[job.base]
+    # Nothing but the steps of a pace training is of interest; other probe_prompts would store other hidden states.
+    untimed = ["decoding.max_new_tokens=8"] if job.minutes is None else []
     return [
-        *base.base, *base.corpus, *config.train, *job.own, f"trainer.learning_rate={job.rate:g}",
+        *base.base, *base.corpus, *config.train, *job.own, *untimed, f"trainer.learning_rate={job.rate:g}",
         f"trainer.steps={job.steps}", f"trainer.warmup_steps={max(1, round(config.warmup * job.steps))}",
         f"trainer.probe_every={job.steps}", f"seed={job.seed}", f"data_seed={config.seeds[0]}",
         f"drafter.name={job.head}", f"run={store.head_folder(job.name)}",
@@ -150,23 +152,11 @@ def passed_check(row: Row) -> bool:
     return bool(lossless["prompts"]) and lossless["equal"] is not None and not lossless["owed"]["wrong"]
 
 
-def estimate(
-    config: Comparison, job: Training | Evaluation, rows: Rows, measured: Mapping[str, Row]
-) -> tuple[float | None, bool]:
-    """Return estimated seconds of a job, None without one like it, and whether they follow from its own method.
-
-    Of trainings of the method on the base the one with most steps counts, else the mean of all methods.
-    """
-    if isinstance(job, Evaluation):
-        alike = [line for name, line in measured.items() if f"/{job.benchmark}-{job.kind}-" in name and line["seconds"]]
-        contestants = sum(line["contestants"] for line in alike)
-        count = len(job.heads) + len(job.untrained)
-        return count * sum(line["seconds"] for line in alike) / contestants if contestants else None, True
-    trained = [row for row in rows.values() if not has_diverged(row)]
-    if same := [row for row in trained if row["method"] == job.method and row["base"] == job.base]:
-        longest = max(same, key=lambda row: row["steps"])
-        return job.steps * longest["seconds"] / longest["steps"], True
-    if config.crossed is not None and job.role in (CROSSED, CROSSED_TRIAL):
-        return 60 * config.crossed.minutes * (1 if job.role == CROSSED else config.ladder.trial), False
-    each = {row["method"]: row["seconds"] / row["steps"] for row in trained}
-    return (job.steps * sum(each.values()) / len(each) if each else None), False
+def estimate(job: Training | Evaluation, measured: Mapping[str, Row]) -> float | None:
+    """Return the processor seconds that a job is estimated to take; None of an evaluation unlike those finished."""
+    if isinstance(job, Training):
+        return 60 * job.minutes if job.minutes is not None else None
+    alike = [line for name, line in measured.items() if f"/{job.benchmark}-{job.kind}-" in name and line["seconds"]]
+    contestants = sum(line["contestants"] for line in alike)
+    count = len(job.heads) + len(job.untrained)
+    return count * sum(line["seconds"] for line in alike) / contestants if contestants else None

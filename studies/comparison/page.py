@@ -19,7 +19,7 @@ from studies.comparison.tables import rebuild
 TITLES = {
     "heads": "Speed-up, timed, with adaptive trees (intervals over questions)",
     "heads_tau": "tau at 16 nodes by budget, first seed (intervals over questions)",
-    "heads_seeds": "tau of every seed at budget 1x",
+    "heads_seeds": "tau of every seed",
     "heads_training": "Training",
     "heads_cost": "Counted cost of a draft",
     "claims": "Differences in tau at 16 nodes",

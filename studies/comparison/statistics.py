@@ -17,11 +17,11 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums, paired_difference, pool_sums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from studies.comparison.config import FACTORS
-from studies.comparison.jobs import CROSSED, Row, has_diverged, levels_of
+from studies.comparison.jobs import CROSSED, DIVERGED_TAU, Row, levels_of
 
 # Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
-BEST, BOTH = "best", "both"  # in the column of trees: of each cell its own, and the two that are compared
+OWN, BOTH = "own", "both"  # in the column of trees: the last one that its loss has, and the two that are compared
 SEEDS, QUESTIONS = "t over seeds", "bootstrap over questions"
 Place = tuple[str, str, str, int]  # base, replay or loop, benchmark, nodes
 Heads = Mapping[str, dict[int, Row]]  # trainings of a method by seed
@@ -41,17 +41,22 @@ class Measured:
         return dict(zip(("base", "measure", "benchmark", "nodes"), self.place, strict=True))
 
 
-def t_interval(more: Sequence[float], less: Sequence[float]) -> tuple[float, float, float]:
-    """Return the difference of two means and its 95 % interval.
+def t_interval(more: Sequence[Sequence[float]], less: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """Return the sum of some means less the sum of others, and its 95 % interval.
 
-    [2, 3, 4] less [1, 2, 3]   ->   1, -1.27, 3.27: both variances 1, 4 degrees of freedom, 2.776 sqrt(1/3 + 1/3)
+    [[2, 3, 4]] less [[1, 2, 3]]   ->   1, -1.27, 3.27: both variances 1, 4 degrees of freedom, 2.776 sqrt(1/3 + 1/3)
+
+    Args:
+        more, less: the seeds of one head each; of two heads each for an interaction.
     """
-    degrees = len(more) + len(less) - 2
-    if min(len(more), len(less)) < 2 or degrees > len(T_QUANTILES):
-        raise InputError(f"a t interval needs two to seven seeds of each head, got {len(more)} and {len(less)}")
-    squares = (len(more) - 1) * statistics.variance(more) + (len(less) - 1) * statistics.variance(less)
-    half = T_QUANTILES[degrees - 1] * sqrt(squares / degrees * (1 / len(more) + 1 / len(less)))
-    difference = statistics.mean(more) - statistics.mean(less)
+    groups = [*more, *less]
+    degrees = sum(map(len, groups)) - len(groups)
+    if min(map(len, groups)) < 2 or degrees > len(T_QUANTILES):
+        seeds = " and ".join(str(len(group)) for group in groups)
+        raise InputError(f"a t interval needs two to seven seeds of each head, got {seeds}")
+    squares = sum((len(group) - 1) * statistics.variance(group) for group in groups)
+    half = T_QUANTILES[degrees - 1] * sqrt(squares / degrees * sum(1 / len(group) for group in groups))
+    difference = sum(map(statistics.mean, more)) - sum(map(statistics.mean, less))
     return difference, difference - half, difference + half
 
 
@@ -61,7 +66,7 @@ def difference(measured: Measured, more: Sequence[str], less: Sequence[str]) -> 
     if not all(sides):
         return None
     if min(map(len, sides)) > 1 and measured.place[1] == "replay":
-        value, low, high = t_interval(*([measured.tau(name) for name in side] for side in sides))
+        value, low, high = t_interval(*([[measured.tau(name) for name in side]] for side in sides))
         found: Row = {"tau": value, "tau_low": low, "tau_high": high, "interval": SEEDS}
     else:
         found = bootstrap(measured, [sides[0][0]], [sides[1][0]])
@@ -110,25 +115,22 @@ def names_of(head: Mapping[int, Row], tree: str | None = None) -> list[str]:
 def crossed_claims(rules: Mapping[str, Any], heads: Heads, at: Measured) -> Iterator[Row]:
     """Yield effects of factors over all matched pairs of cells, then single pairs that have several seeds.
 
-    In each tree, and with every cell in the tree that is best for it; then of the trees over the cells that have both.
+    In each tree, and with every cell in the tree that its loss is meant for; then of the trees over cells with both.
     """
-    cells = {name: levels_of(next(iter(head.values()))) for name, head in heads.items()}
+    order = [dict(zip(rules["levels"], levels, strict=True)) for levels in product(*rules["levels"].values())]
+    cells = {name: levels for name, head in heads.items() if (levels := levels_of(next(iter(head.values())))) in order}
+    cells = dict(sorted(cells.items(), key=lambda cell: order.index(cell[1])))
     by_tree: dict[str, dict[str, list[str]]] = {tree: {} for tree in rules["trees"]}
-    best: dict[str, list[str]] = {}
+    own: dict[str, list[str]] = {}
     for (tree, options), (cell, levels) in product(rules["trees"].items(), cells.items()):
         seeds = names_of(heads[cell], options.get(levels["objective"], "none"))
         if seeds := [one for one in seeds if one in at.sums]:
-            by_tree[tree][cell] = seeds
-            best[cell] = max(best.get(cell, seeds), seeds, key=lambda each: at.tau(each[0]))
-    for tree, names in {**by_tree, BEST: best}.items():
+            by_tree[tree][cell] = own[cell] = seeds
+    for tree, names in {**by_tree, OWN: own}.items():
         factors = [factor for factor in FACTORS if factor != "objective" or tree not in rules["unlike"]]
-        yield from factor_effects(cells, names, at, tree, factors)
-        for less, more in combinations(names, 2):
-            changed = [factor for factor in FACTORS if cells[more][factor] != cells[less][factor]]
-            if len(changed) == 1 and changed[0] in factors and min(len(names[more]), len(names[less])) > 1:
-                found = difference(at, names[more], names[less])
-                labels = {"role": CROSSED, "tree": tree, "factor": changed[0], "more": more, "less": less}
-                yield labels | (found or {})
+        labels: Row = {"role": CROSSED, "tree": tree}
+        yield from (labels | row for row in factor_effects(rules["levels"], cells, names, at, factors))
+        yield from (labels | row for row in decided_pairs(cells, names, at, factors))
     for less, more in combinations(by_tree, 2):
         if both := [cell for cell in by_tree[more] if cell in by_tree[less]]:
             labels = {"role": CROSSED, "tree": BOTH, "factor": "tree", "more": more, "less": less, "seeds": "1+1"}
@@ -140,38 +142,67 @@ def crossed_claims(rules: Mapping[str, Any], heads: Heads, at: Measured) -> Iter
 
 
 def factor_effects(
+    levels: Mapping[str, Sequence[str]],
     cells: Mapping[str, Mapping[str, str]],
     names: Mapping[str, Sequence[str]],
     at: Measured,
-    tree: str,
     factors: Sequence[str],
 ) -> Iterator[Row]:
     """Yield each level of a factor minus its first one, the first seeds of all pairs that differ in it alone pooled."""
     for factor in factors:
-        first, *others = dict.fromkeys(cells[cell][factor] for cell in names) or [""]
-        for level in others:
+        for level in levels[factor][1:]:
             pairs = [
                 (more, less)
                 for more in names
                 for less in names
                 if cells[more][factor] == level and dict(cells[more]) == {**cells[less], factor: level}
-                if cells[less][factor] == first
+                if cells[less][factor] == levels[factor][0]
             ]
             if pairs:
                 sides = [[names[cell][0] for cell in side] for side in zip(*pairs, strict=True)]
-                labels = {"role": CROSSED, "tree": tree, "factor": factor, "more": level, "less": first, "seeds": "1+1"}
+                labels = {"factor": factor, "more": level, "less": levels[factor][0], "seeds": "1+1"}
                 yield labels | at.labels() | bootstrap(at, *sides)
 
 
-def converged_at(once: int, share: float, rows: Collection[Row]) -> str:
+def decided_pairs(
+    cells: Mapping[str, Mapping[str, str]], names: Mapping[str, Sequence[str]], at: Measured, factors: Sequence[str]
+) -> Iterator[Row]:
+    """Yield differences of cells with several seeds that differ in one factor, and how they change with another one."""
+    several = {cell: [at.tau(name) for name in seeds] for cell, seeds in names.items() if len(seeds) > 1}
+
+    def changed(less: str, more: str) -> list[str]:
+        return [factor for factor in FACTORS if cells[more][factor] != cells[less][factor]]
+
+    pairs = [pair for pair in combinations(several, 2) if len(changed(*pair)) == 1 and changed(*pair)[0] in factors]
+    for less, more in pairs:
+        row = difference(at, names[more], names[less])
+        assert row is not None
+        yield {"factor": changed(less, more)[0], "more": more, "less": less, **row}
+    for (less, more), (lower, upper) in combinations(pairs, 2):
+        one, other = changed(less, more), changed(less, lower)
+        # All four cells differ in two factors: an interaction, which is seen twice.
+        is_square = one == changed(lower, upper) and other == changed(more, upper) and len(other) == 1
+        if is_square and FACTORS.index(one[0]) < FACTORS.index(other[0]):
+            value, low, high = t_interval([several[upper], several[less]], [several[lower], several[more]])
+            seeds = "+".join(str(len(several[cell])) for cell in (upper, lower, more, less))
+            found = {"tau": value, "tau_low": low, "tau_high": high, "interval": SEEDS, "seeds": seeds}
+            pair = {"more": f"{upper} minus {lower}", "less": f"{more} minus {less}"}
+            yield {"factor": f"{one[0]} by {other[0]}", **pair, **at.labels(), **found}
+
+
+def converged_at(share: float, rows: Collection[Row]) -> str:
     """Return the first budget of a head from which no doubling adds the share of tau, else `not converged`.
 
     1x 2.00, 2x 2.30, 4x 2.32   ->   2x        1x 2.00, 2x 2.03, 4x 2.60   ->   not converged        1x 2.00   ->   -
 
     Args:
-        once: steps of budget 1x.
+        rows: trainings of one seed, of which the best one counts at each budget.
     """
-    taus = {row["steps"]: row["tau"] for row in sorted(rows, key=lambda row: row["steps"]) if not has_diverged(row)}
-    doubled = [(steps, taus[2 * steps] / tau - 1) for steps, tau in taus.items() if 2 * steps in taus]
-    below = [steps for steps, _ in doubled if all(gain < share for later, gain in doubled if later >= steps)]
-    return f"{below[0] // once}x" if below else "not converged" if doubled else "-"
+    taus: dict[int, float] = {}
+    for row in rows:
+        budget = int(row["role"].removesuffix("x"))
+        taus[budget] = max(taus.get(budget, 0.0), row["tau"])
+    taus = {budget: taus[budget] for budget in sorted(taus) if taus[budget] != DIVERGED_TAU}
+    doubled = [(budget, taus[2 * budget] / tau - 1) for budget, tau in taus.items() if 2 * budget in taus]
+    below = [budget for budget, _ in doubled if all(gain < share for later, gain in doubled if later >= budget)]
+    return f"{below[0]}x" if below else "not converged" if doubled else "-"

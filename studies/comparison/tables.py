@@ -19,7 +19,7 @@ from ctcdraft.hardware import HardwareSpec
 from ctcdraft.io import write_text
 from studies.comparison.config import FACTORS, Comparison
 from studies.comparison.figures import figures
-from studies.comparison.jobs import CROSSED, Row, all_jobs
+from studies.comparison.jobs import CROSSED, TRIAL, Row, all_jobs, main_role
 from studies.comparison.measure import passed_check
 from studies.comparison.statistics import Measured, Place, claims, converged_at
 from studies.comparison.store import COSTS, EVALUATIONS, RULES, TRAININGS, ResultStore, read_evaluations, read_rows
@@ -29,11 +29,15 @@ def collect_raw(config: Comparison, store: ResultStore) -> None:
     """Write what the tables need, of the config and of results/, to `store.raw`."""
     plan = {key: getattr(config.counted.plan, key) for key in ("flops", "bandwidth")}
     trees: dict[str, dict[str, str]] = {}
+    levels: dict[str, list[str]] = {factor: [] for factor in FACTORS}
     for cell in config.crossed.cells if config.crossed is not None else ():
         for tree, option in cell.trees:
             trees.setdefault(tree, {})[cell.levels["objective"]] = option
+        for factor in FACTORS:
+            levels[factor] = [*dict.fromkeys([*levels[factor], cell.levels[factor]])]
     rules = {
-        "steps": config.steps, "converged": config.ladder.converged, "claims": config.claims, "trees": trees,
+        "converged": config.ladder.converged, "claims": config.claims, "trees": trees, "levels": levels,
+        "timed": {base: main_role(config, base) for base in config.bases},
         "unlike": config.crossed.unlike if config.crossed is not None else (),
         "counted": {"nodes": config.counted.nodes, "plan": plan},
     }  # fmt: skip
@@ -90,19 +94,19 @@ def head_rows(one: Row, rules: Mapping[str, Any], rows: Sequence[Row], costs: Ma
 def trained_columns(rules: Mapping[str, Any], rows: Sequence[Row], head: Row | None, drafter: str) -> Row:
     """Return what trainings.csv has about a head; of a drafter without training its name alone."""
     if head is None:
-        return {"method": drafter}
+        return {"method": drafter, "timed": True}
     keys = ("role", "method", "seed", "steps", "learning_rate", "parameters", *FACTORS)
     same = [row for row in rows if all(row[key] == head[key] for key in ("base", "method"))]
-    tried = [row for row in rows if row["method"] == head["method"] and row["role"] == "rate"]
-    budgets = [row for row in same if row["role"].endswith("x") and row["seed"] == min(one["seed"] for one in same)]
-    converged = "-"
-    if head["role"] != CROSSED:
-        converged = converged_at(rules["steps"], rules["converged"], budgets)
+    tried = [row for row in rows if row["method"] == head["method"] and row["role"] == TRIAL]
+    first = min(one["seed"] for one in same)
+    budgets = [row for row in same if row["role"].endswith("x") and row["seed"] == first]
     rates = [row["learning_rate"] for row in tried]
-    at_edge = len(rates) > 1 and head["learning_rate"] in (min(rates), max(rates))
     return {
-        **{key: head.get(key) for key in keys}, "trials": len(tried), "rate_at_edge": at_edge,
-        "hours": head["seconds"] / 3600, "validation_tau": head["tau"], "converged": converged,
+        **{key: head.get(key) for key in keys}, "trials": len(tried), "hours": head["seconds"] / 3600,
+        "rate_at_edge": len(rates) > 1 and head["learning_rate"] in (min(rates), max(rates)),
+        "hours_with_trials": sum(row["seconds"] for row in [*tried, head]) / 3600, "validation_tau": head["tau"],
+        "converged": "-" if head["role"] == CROSSED else converged_at(rules["converged"], budgets),
+        "timed": head["role"] == rules["timed"][head["base"]] and head["seed"] == first,
     }  # fmt: skip
 
 

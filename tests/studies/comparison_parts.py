@@ -20,16 +20,17 @@ BENCHMARK = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=
 
 
 def make_world(folder):
-    """Write base and prompts; return the overrides of a comparison with 4 steps there."""
+    """Write base and prompts; return the overrides of a comparison with a few steps there."""
     random_lm(context=128).save_pretrained(folder / "base")
     tiny_tokenizer().save_pretrained(folder / "base")
     prompts = [{"id": f"p{n}", "category": "chat", "turns": [f"say {n}"], "reference": None} for n in range(24)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     base = "{base:['base=local','base.path=base','device=cpu'],corpus:['corpus=tiny','corpus.path=prompts.jsonl']}"
     return [
-        "out=out", "results=results", "bases.tiny=null", f"+bases.random={base}", f"train={quoted(TRAIN)}", "steps=4",
+        "out=out", "results=results", "bases.tiny=null", f"+bases.random={base}", f"train={quoted(TRAIN)}",
+        "minutes=0.002", "pace=3",
         "seeds=[0]", "claim_seeds=[]", "learning_rates=[3e-3]",
-        "ladder={trial:0.25,extensions:0,budgets:[2],best:1,always:[ctc],converged:0.02}",
+        "ladder={extensions:0,budgets:[2,4],repeated:2,best:1,always:[ctc],converged:0.02}",
         "~entrants",
         "+entrants={ctc:['drafter=ctc','drafter.frames=4','objective=prefix_ctc'],medusa:['drafter=medusa']}",
         "crossed=null", "claims=[[ctc,medusa]]", "measure.benchmarks.tiny=null",

@@ -4,13 +4,13 @@ import json
 import shutil
 
 import pytest
-from test_comparison_jobs import SMALL, finished
+from test_comparison_jobs import SMALL, paced
 
 from ctcdraft.errors import InputError
 from studies.comparison import __main__ as command
 from studies.comparison import measure
 from studies.comparison.config import load_config
-from studies.comparison.jobs import Training, all_jobs
+from studies.comparison.jobs import all_jobs
 from studies.comparison.store import ResultStore, settings_digest
 
 SECOND = "+bases.second={base:['base=local','base.path=b'],corpus:['corpus=tiny']}"
@@ -44,14 +44,14 @@ def world(tmp_path, monkeypatch):
     return arguments, ran, broken
 
 
-def test_heads_and_cells_at_one_seed_come_before_seeds_bases_and_budgets(world):
+def test_heads_at_one_seed_come_before_seeds_and_bases(world):
     arguments, ran, _ = world
     command.main(arguments)
     steps = [name.rpartition("/")[2] for name in ran]
-    order = ("ctc.rate-0.002.s0", "ctc.1x.s0", "tiny-replay-1x.s0", "tiny-loop-1x.s0", "ctc.1x.s1",
-             "tiny-replay-1x.s1", "ctc.2x.s0", "tiny-replay-2x.s0")  # fmt: skip
+    order = ("ctc.pace.s0", "ctc.1x-0.002.s0", "ctc.2x.s0", "tiny-replay-2x.s0", "ctc.4x.s0", "tiny-replay-4x.s0",
+             "tiny-loop-4x.s0", "ctc.2x.s1", "tiny-replay-2x.s1")  # fmt: skip
     assert sorted(order, key=steps.index) == [*order]
-    assert ran.index("second/ctc.1x.s0") < ran.index("tiny/ctc.2x.s0")
+    assert ran.index("tiny/tiny-replay-2x.s1") < ran.index("second/ctc.2x.s0")
     assert len(ran) == len({*ran}) == len(all_jobs(load_config(arguments), ResultStore(*places(arguments)).rows()))
 
 
@@ -62,41 +62,40 @@ def places(arguments):
 
 def test_a_failing_job_blocks_only_what_needs_it(world):
     arguments, ran, broken = world
-    broken |= {"tiny/medusa.1x.s0": "it does not run", "tiny/tiny-replay-1x.s0": "no memory"}
-    with pytest.raises(InputError, match=r"1 jobs failed: tiny/medusa\.1x\.s0"):
+    broken |= {"tiny/medusa.4x.s0": "it does not run", "tiny/tiny-replay-4x.s0": "no memory"}
+    with pytest.raises(InputError, match=r"1 jobs failed: tiny/medusa\.4x\.s0"):
         command.main(arguments)
-    assert ran.count("tiny/medusa.1x.s0") == 1
-    assert "tiny/hydra.1x.s0" in ran
-    assert "tiny/ctc.2x.s0" not in ran, "the heads are not chosen before all are trained"
-    broken.pop("tiny/medusa.1x.s0")
-    with pytest.raises(InputError, match=r"1 jobs failed: tiny/tiny-replay-1x\.s0"):
+    assert ran.count("tiny/medusa.4x.s0") == 1
+    assert "tiny/hydra.4x.s0" in ran
+    assert "tiny/ctc.2x.s1" not in ran, "the heads are not chosen before all are trained"
+    broken.pop("tiny/medusa.4x.s0")
+    with pytest.raises(InputError, match=r"1 jobs failed: tiny/tiny-replay-4x\.s0"):
         command.main(arguments)
-    assert "tiny/ctc.2x.s0" in ran
+    assert "tiny/ctc.2x.s1" in ran
 
 
 def test_a_training_that_diverged_has_a_row_and_is_not_chosen_or_measured(world):
     arguments, ran, broken = world
-    broken |= {"tiny/ctc.rate-0.002.s0": DIVERGENCE, "tiny/hydra.1x.s0": DIVERGENCE}
+    broken |= {"tiny/ctc.1x-0.002.s0": DIVERGENCE, "tiny/hydra.4x.s0": DIVERGENCE}
     command.main(arguments)
     store = ResultStore(*places(arguments))
     rows = store.rows()
-    assert rows["tiny/ctc.rate-0.002.s0"]["tau"] == rows["tiny/hydra.1x.s0"]["tau"] == 0.0
-    assert rows["tiny/ctc.1x.s0"]["learning_rate"] == 0.004
-    assert "gradient norm of step 9" in store.jobs()["tiny/hydra.1x.s0"]["diverged"]
-    assert "tiny/hydra.2x.s0" not in ran
-    measured = json.dumps(store.jobs()["tiny/tiny-replay-1x.s0"]["overrides"])
-    assert "medusa.1x.s0" in measured
-    assert "hydra.1x.s0" not in measured
+    assert rows["tiny/ctc.1x-0.002.s0"]["tau"] == rows["tiny/hydra.4x.s0"]["tau"] == 0.0
+    assert rows["tiny/ctc.2x.s0"]["learning_rate"] == 0.004
+    assert "gradient norm of step 9" in store.jobs()["tiny/hydra.4x.s0"]["diverged"]
+    assert "tiny/hydra.2x.s1" not in ran
+    measured = json.dumps(store.jobs()["tiny/tiny-replay-4x.s0"]["overrides"])
+    assert "medusa.4x.s0" in measured
+    assert "hydra.4x.s0" not in measured
 
 
 def test_no_job_begins_that_is_estimated_to_take_longer_than_what_is_left(world):
     arguments, _, _ = world
     config, store = load_config(arguments), ResultStore(*places(arguments))
-    trials = [job for job in all_jobs(config, {}) if isinstance(job, Training) and job.role == "rate"]
-    for row in finished(trials, seconds=lambda job: 3.0 * job.steps).values():
+    for row in paced(config).values():
         store.append_row(row)
-    assert command.run_next(config, store, set(), left=299.0) is None
-    assert command.run_next(config, store, set(), left=301.0) == "tiny/ctc.1x.s0"
+    assert command.run_next(config, store, set(), left=59.0) is None
+    assert command.run_next(config, store, set(), left=61.0) == "tiny/ctc.1x-0.002.s0"
 
 
 def test_a_timed_loop_runs_alone(world):
@@ -105,8 +104,8 @@ def test_a_timed_loop_runs_alone(world):
     with store.lock("machine", shared=True):
         command.main(arguments)
         assert not any("loop" in name for name in ran)
-        assert "tiny/ctc.4x.s0" in ran, "other jobs share the machine"
-    assert command.run_next(config, store, set()) == "tiny/tiny-loop-1x.s0"
+        assert "tiny/ctc.2x.s1" in ran, "other jobs share the machine"
+    assert command.run_next(config, store, set()) == "tiny/tiny-loop-4x.s0"
 
 
 def test_what_results_has_is_not_made_again_where_out_was_lost(world):
@@ -118,16 +117,16 @@ def test_what_results_has_is_not_made_again_where_out_was_lost(world):
     ran.clear()
     command.main(arguments)
     assert ran == []
-    kept = [line for name, line in store.measured().items() if name != "tiny/tiny-replay-2x.s0"]
+    kept = [line for name, line in store.measured().items() if name != "tiny/tiny-replay-4x.s0"]
     store.evaluations.unlink()
     for line in kept:
         store.append_evaluation(line.pop("evaluation"), **line)
     command.main(arguments)
-    assert ran[-1] == "tiny/tiny-replay-2x.s0"
-    assert {name.rpartition("/")[2].partition(".")[2] for name in ran[:-1]} == {"2x.s0"}, "the heads that it measures"
+    assert ran[-1] == "tiny/tiny-replay-4x.s0"
+    assert {name.rpartition("/")[2].partition(".")[2] for name in ran[:-1]} == {"4x.s0"}, "the heads that it measures"
     assert store.trainings.read_text() == rows
     shutil.rmtree(store.out)
-    with pytest.raises(InputError, match=r"tiny/tiny-replay-1x\.s0 in .* was made with other settings \(digest"):
+    with pytest.raises(InputError, match=r"tiny/tiny-replay-.* in .* was made with other settings \(digest"):
         command.main([*arguments, "measure.checked=2"])
 
 

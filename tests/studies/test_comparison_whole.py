@@ -48,17 +48,18 @@ def test_a_job_is_run_by_one_process(tmp_path):
 def test_a_comparison_goes_on_after_a_kill(tmp_path):
     arguments = make_world(tmp_path)
     planned = run_comparison(tmp_path, *arguments, "plan=true").stdout
-    assert "ctc.1x.s0, 4 steps at 0.003 (provisional)" in planned
+    assert "ctc.1x-0.003.s0, 1 steps at 0.003 (provisional)" in planned
     assert not (tmp_path / "out").exists()
     run_comparison(tmp_path, *arguments, "hours=0")
     assert len(read_rows(tmp_path / "results" / "trainings.csv")) == 1, "it ends after the first job"
     kill_in_training(tmp_path, arguments)
     done = run_comparison(tmp_path, *arguments, "publish=true").stdout
-    assert done.count("python train.py") < 7
+    assert done.count("python train.py") < 8
     rows = read_rows(tmp_path / "results" / "trainings.csv")
-    roles = [(row["method"], row["role"], row["steps"]) for row in rows.values()]
-    assert roles[:4] == [("ctc", "rate", 1), ("medusa", "rate", 1), ("ctc", "1x", 4), ("medusa", "1x", 4)]
-    assert {(role, steps) for _, role, steps in roles[4:]} == {("2x", 8)}
+    roles = [(row["method"], row["role"]) for row in rows.values()]
+    assert {*roles} == {(method, role) for method in ("ctc", "medusa") for role in ("pace", "1x", "2x", "4x")}
+    steps = {role: row["steps"] for (_, role), row in zip(roles, rows.values(), strict=True) if row["method"] == "ctc"}
+    assert (steps["pace"], steps["2x"], steps["4x"]) == (3, 2 * steps["1x"], 4 * steps["1x"])
     assert all(row["seconds"] > 0 and row["tau"] >= 1 and row["parameters"] > 0 for row in rows.values())
     page = (tmp_path / "out" / "results" / "comparison" / "page.md").read_text()
     assert "| random | ctc |" in page
@@ -82,7 +83,7 @@ def kill_in_training(folder, arguments):
         command, cwd=folder, env=environment(), start_new_session=True, stdout=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 200
-    while not list((folder / "out" / "heads").glob("random/*.1x.s0/resume-*.pt")) and time.monotonic() < deadline:
+    while not list((folder / "out" / "heads").glob("random/*.4x.s0/resume-*.pt")) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert process.poll() is None, "it is killed while it works"
     os.killpg(process.pid, signal.SIGKILL)
