@@ -78,6 +78,7 @@ class Measure:
     checked: int
     crossed: Overrides
     loop: Overrides | None
+    trees: Mapping[str, tuple[str, ...]]
     untrained: tuple[str, ...]
 
 

@@ -215,7 +215,8 @@ def grouped(config: Comparison, kind: str, jobs: Sequence[Training], with_untrai
     how = measure.loop or () if kind == "loop" else ("measure=replay", f"measure.nodes=[{nodes}]")
     how += () if kind == "loop" else (f"measure.checked={measure.checked}",)
     how += measure.crossed if role == CROSSED else ()
-    heads = [f"{job.head}@{tree}" for job in jobs for _, tree in job.trees] or [job.head for job in jobs]
+    heads = [f"{job.head}@{tree}" for job in jobs for _, tree in job.trees]
+    heads = heads or [f"{job.head}{tree}" for job in jobs for tree in ("", *further_trees(config, job))]
     # Speed-ups are compared within one evaluation alone, so that one times all heads.
     most = len(heads) if kind == "loop" else measure.heads
     untrained = (*measure.untrained, *config.bases[base].untrained)
@@ -229,6 +230,10 @@ def grouped(config: Comparison, kind: str, jobs: Sequence[Training], with_untrai
             beside = tuple(others) if start == 0 else ()
             chunk = tuple(heads[start : start + most])
             yield Evaluation(base, kind, benchmark, role, seed, part, chunk, beside, overrides, settled)
+
+
+def further_trees(config: Comparison, job: Training) -> list[str]:
+    return [f"@{tree}" for tree in config.measure.trees.get(job.method, ())]
 
 
 def has_diverged(row: Row) -> bool:

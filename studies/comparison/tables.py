@@ -88,6 +88,8 @@ def head_rows(one: Row, rules: Mapping[str, Any], rows: Sequence[Row], costs: Ma
             line |= dict(zip((f"{key}_low", f"{key}_high"), row[f"{key}_ci"] or (None, None), strict=True))
         line |= {"equal": row["lossless"]["equal"], "compared": row["lossless"]["prompts"]}
         line |= counted_columns(rules, costs.get(line["method"], {}), line)
+        if option and line.get("role") != CROSSED:
+            line["method"] += f"@{option}"
         yield line | {"commit": report["environment"]["git"]["commit"][:7]}
 
 

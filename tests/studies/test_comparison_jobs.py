@@ -129,12 +129,13 @@ def test_evaluations_are_small_groups_of_one_role_with_the_trees_of_a_loss():
     once = [job for job in jobs if job.kind == "replay" and job.group.startswith("4x.s0")]
     assert [job.heads for job in once] == [
         ("ctc.4x.s0", "ctc_ce.4x.s0"),
-        ("medusa.4x.s0", "hydra.4x.s0"),
+        ("medusa.4x.s0", "medusa.4x.s0@per_frame"),
+        ("hydra.4x.s0", "hydra.4x.s0@top_n"),
         ("eagle.4x.s0",),
     ]
-    assert [job.untrained for job in once] == [("prompt_lookup", "suffix"), (), ()]
+    assert [job.untrained for job in once] == [("prompt_lookup", "suffix"), (), (), ()]
     timed = [job for job in jobs if job.kind == "loop"]
-    assert [(job.group, len(job.heads)) for job in timed] == [("4x.s0", len(NAMES))], "speed-ups need one baseline"
+    assert [(job.group, len(job.heads)) for job in timed] == [("4x.s0", len(NAMES) + 2)], "speed-ups need one baseline"
     assert all("decoding.nodes=adaptive" in job.overrides for job in timed)
     cells = {head for job in jobs if job.group.startswith("crossed") for head in job.heads}
     of_cell = [head.partition("@")[2] for head in cells if head.startswith("one_block-cross_entropy-gru.crossed.s0")]

@@ -114,7 +114,8 @@ def store(tmp_path):
     (store.raw / "comparison.json").write_text(json.dumps(rules))
     cost = {"launches": 9, "synchronisations": 1, "bytes": 20, "operations": 1, "base_bytes": 100, "base_operations": 5}
     (store.raw / "costs.json").write_text(json.dumps({"ctc": cost}))
-    report(store, "gsm8k-replay-2x.s0", {"ctc.2x.s0": 2.4, "medusa.2x.s0": 1.6, "broken.2x.s0": 9.0}, ["broken.2x.s0"])
+    once = {"ctc.2x.s0": 2.4, "medusa.2x.s0": 1.6, "medusa.2x.s0@per_frame": 1.9, "broken.2x.s0": 9.0}
+    report(store, "gsm8k-replay-2x.s0", once, ["broken.2x.s0"])
     report(store, "gsm8k-replay-2x.s1", {"ctc.2x.s1": 2.6, "medusa.2x.s1": 1.6})
     report(store, "gsm8k-loop-2x.s0", {"ctc.2x.s0": 2.4, "medusa.2x.s0": 1.6, "prompt_lookup": 1.4}, timed=True)
     crossed = {f"{name}.crossed.s0@{trees['chain'][loss]}": 1.5 + (body == "deep") + 0.25 * (loss == "ctc")
@@ -139,6 +140,8 @@ def test_heads_and_claims(store, tmp_path):
     ctc = heads[(heads.method == "ctc") & (heads.measure == "replay") & (heads.seed == 0)].iloc[0]
     assert (ctc.tau, ctc.trials, ctc.hours, ctc.converged, ctc.rate_at_edge) == (2.4, 2, 2.0, "1x", True)
     assert ctc.hours_with_trials == 4.0
+    other = heads[heads.method == "medusa@per_frame"].iloc[0]
+    assert (other.tau, other.tree, other.seed) == (1.9, "per_frame", 0)
     assert ctc.predicted == pytest.approx(2.4 / 1.2)
     assert set(heads[heads.method == "medusa"].converged) == {"not converged"}
     assert set(heads[heads.role == "crossed"].tree) == {"chain", "frames", "prefix"}
