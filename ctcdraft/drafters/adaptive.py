@@ -28,8 +28,8 @@ SKIPPED_DECAY = 0.99  # of the same sums where nothing is drafted, so that draft
 # Steps to skip at once, at most: asking the policy takes a hundredth of a step of a small base. One after a draft, and
 # twice as many each time that the policy says so again.
 SKIPPED_STEPS = 8
-# Tokens, accepted as expected, beside the known ones. With 2, a text was skipped for long after two rejected drafts;
-# more would hide that nothing is accepted.
+# Pseudo-count, added to the accepted and to the expected draft tokens. With 2, a text was skipped for long after two
+# rejected drafts; with more, it takes longer to notice that nothing is accepted.
 RECENT_PRIOR = 3.0
 RATE_DECAY = 0.97
 PRIOR_TIME = 5.0  # the predicted rate counts like so much time at the beginning of a text

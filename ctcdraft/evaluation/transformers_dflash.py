@@ -41,6 +41,9 @@ class TransformersDFlash(StockGenerate):
         refuse_other_heads(head)
         self.assistant = assistant_model(head.body, layers_read(head, base), mask=base.vocabulary)
         self.assistant.to(base.device, base.dtype).eval()
+        # The base's own frequencies, which may be scaled; in float32 whatever its dtype.
+        self.assistant.rotary_emb.inv_freq = torch.tensor(head.body.shape.frequencies, device=base.device)
+        self.assistant.rotary_emb.attention_scaling = head.body.shape.rotary_scale
         self.mask_D = head.body.mask_D
 
     @torch.inference_mode()
@@ -72,10 +75,16 @@ def refuse_other_heads(head: Any) -> None:
     """Raise InputError for a drafter that transformers' DFlash cannot be."""
     body = getattr(head, "body", None)
     is_published = isinstance(body, DFlashBody) and body.rows == body.frames + 1 and not body.block.attention.causal
-    if not is_published or head.correction is not None or isinstance(head.head.words, DraftVocabHead):
+    if (
+        not is_published
+        or head.correction is not None
+        or isinstance(head.head.words, DraftVocabHead)
+        or getattr(head.frame_tree, "interprets_as", "tokens") != "tokens"
+    ):
         raise InputError(
             "transformers_dflash needs a head of drafter=dflash as published, with neither a correction nor a draft "
-            f"vocabulary, got {type(head).__name__} with {type(body).__name__}; train one (train.py drafter=dflash)"
+            f"vocabulary nor a blank, got {type(head).__name__} with {type(body).__name__}; train one (train.py "
+            "drafter=dflash)"
         )
 
 
@@ -109,9 +118,6 @@ def assistant_model(body: DFlashBody, layers: list[int], mask: int) -> Any:
         target_layer_ids=[layer - 1 for layer in layers],  # counts the layers from 0, without the embedding
     )  # fmt: skip
     model = transformers.MuseGlimmerAssistantModel(config)
-    # The base's own frequencies, which may be scaled.
-    model.rotary_emb.inv_freq.copy_(torch.tensor(shape.frequencies))
-    model.rotary_emb.attention_scaling = shape.rotary_scale
     names = dict(AROUND_THE_LAYERS)
     for number in range(body.layers):
         place = "block" if number == 0 else f"deeper.{number - 1}"

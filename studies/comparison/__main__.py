@@ -16,8 +16,9 @@ from time import monotonic
 from ctcdraft.errors import InputError, run_cli
 from studies.comparison import costs, measure
 from studies.comparison.config import Comparison, load_config
-from studies.comparison.jobs import Evaluation, Training, all_jobs
+from studies.comparison.jobs import Evaluation, Training
 from studies.comparison.page import publish, write_page
+from studies.comparison.schedule import all_jobs
 from studies.comparison.store import ResultStore
 from studies.comparison.tables import collect_raw
 
@@ -65,7 +66,7 @@ def run_next(config: Comparison, store: ResultStore, failed: set[str], left: flo
             continue
         if (measure.estimate(job, measured) or 0.0) > left:
             continue
-        timed = isinstance(job, Evaluation) and job.kind == "loop"
+        timed = isinstance(job, Evaluation) and job.is_timed
         with ExitStack() as locks:
             held = locks.enter_context(store.lock("machine", wait=not timed, shared=not timed))
             held = held and locks.enter_context(store.lock(job.name))

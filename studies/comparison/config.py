@@ -69,7 +69,7 @@ class Crossed:
 
 @dataclass(frozen=True)
 class Measure:
-    """Evaluations of trained heads: replays of all, timed loops of those at the longest budget."""
+    """Evaluations of trained heads: replays of all, timed loops (by name) of those at the longest budget."""
 
     heads: int
     benchmarks: Mapping[str, Overrides]
@@ -77,7 +77,7 @@ class Measure:
     nodes: tuple[int, ...]
     checked: int
     crossed: Overrides
-    loop: Overrides | None
+    loops: Mapping[str, Overrides]
     trees: Mapping[str, tuple[str, ...]]
     untrained: tuple[str, ...]
 

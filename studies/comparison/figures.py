@@ -15,7 +15,7 @@ def figures(heads: Sequence[Row], rows: Sequence[Row]) -> dict[str, str]:
     for base in bases:
         once = [row for row in heads if row["base"] == base and row["timed"] and row["tau"] > 1]
         first = [row for row in once if row["benchmark"] == once[0]["benchmark"]]
-        timed = {row["method"]: (row["c"], row["tau"]) for row in first if row["measure"] == "loop" and row["c"]}
+        timed = {row["method"]: (row["c"], row["tau"]) for row in first if row["measure"] == "fixed" and row["c"]}
         title = f"tau by measured draft cost, {base}, greedy"
         drawn |= front_figure(f"front-{base}.svg", title, "c, in steps of the base", timed)
         counted = {row["method"]: (row["c_counted"], row["tau"]) for row in first if row.get("predicted")}

@@ -1,4 +1,4 @@
-"""The jobs of the comparison, in the order in which they run: what to train and to measure, given what is finished.
+"""The trainings of the comparison, given what is finished; schedule.py has the order of all jobs.
 
 The steps of a budget, the best learning rate and the chosen heads follow from finished trainings. Before these exist,
 the jobs that depend on them are listed with a provisional choice and are not settled; only settled jobs run.
@@ -6,7 +6,8 @@ the jobs that depend on them are listed with a provisional choice and are not se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from studies.comparison.config import FACTORS, Comparison, Overrides
 DIVERGED_TAU = 0.0  # of a training whose gradients were no longer finite; every head that exists has 1 or more
 PACE, TRIAL = "pace", "1x"
 CROSSED_PACE, CROSSED_TRIAL, CROSSED = "crossed_pace", "crossed_rate", "crossed"
+REPLAY = "replay"
 Row = dict[str, Any]
 Rows = Mapping[str, Row]  # finished trainings by the name of their job
 
@@ -52,7 +54,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Heads of one role and seed to measure on one benchmark: kind is replay or loop."""
+    """Heads of one role and seed to measure on one benchmark: kind is replay, or the name of a timed loop."""
 
     base: str
     kind: str
@@ -66,6 +68,10 @@ class Evaluation:
     settled: bool
 
     @property
+    def is_timed(self) -> bool:
+        return self.kind != REPLAY
+
+    @property
     def group(self) -> str:
         return f"{self.role}.s{self.seed}{self.part}"
 
@@ -74,32 +80,8 @@ class Evaluation:
         return f"{self.base}/{self.benchmark}-{self.kind}-{self.group}"
 
 
-def all_jobs(config: Comparison, rows: Rows) -> list[Training | Evaluation]:
-    trainings = list(ladder_trainings(config, rows))
-    cells = list(crossed_trainings(config, rows)) if config.crossed is not None else []
-    jobs: list[Training | Evaluation] = [*trainings, *cells, *evaluations(config, [*trainings, *cells], rows)]
-    return sorted(jobs, key=lambda job: turn(config, job))
-
-
-def turn(config: Comparison, job: Training | Evaluation) -> int:
-    """Return a number by which jobs are sorted: a study that is stopped early has all heads and cells, at one seed.
-
-    The evaluations of heads follow their trainings.
-    """
-    budget, *budgets = map(role_of, config.ladder.budgets)
-    roles = [TRIAL, budget, CROSSED, *budgets]
-    role = {PACE: TRIAL, CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
-    stage = roles.index(role) if job.seed == config.seeds[0] else len(roles)
-    return 2 * (stage if job.base == config.first_base else len(roles) + 1) + isinstance(job, Evaluation)
-
-
 def role_of(budget: int) -> str:
     return f"{budget}x"
-
-
-def main_role(config: Comparison, base: str) -> str:
-    """Return the budget whose heads are timed: the longest one; on further bases there is only one."""
-    return role_of(config.ladder.budgets[-1] if base == config.first_base else config.ladder.repeated)
 
 
 def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
@@ -109,6 +91,7 @@ def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
     for name, own in config.entrants.items():
         pace = Training(config.first_base, PACE, name, seed, config.pace, config.learning_rates[0], own)
         trials, best[name] = try_rates(config, paced(pace, TRIAL, config.minutes, rows), rows)
+        best[name] = timed_anew(best[name], trials, rows)
         yield from (pace, *trials)
     longest: dict[str, Training] = {}
     for budget in config.ladder.budgets:
@@ -133,6 +116,15 @@ def paced(pace: Training, role: str, minutes: float, rows: Rows) -> Training:
     per_step = row["seconds"] / row["steps"] if row else 1.0
     steps = max(1, round(60 * minutes / per_step))
     return replace(pace, role=role, steps=steps, minutes=minutes, settled=pace.settled and row is not None)
+
+
+def timed_anew(job: Training, trials: Sequence[Training], rows: Rows) -> Training:
+    """Return the job with the steps that its minutes allow at the pace of its trials, which took longer than `pace`."""
+    done = [row for trial in trials if (row := rows.get(trial.name)) and not has_diverged(row)]
+    if not done or job.minutes is None:
+        return job
+    per_step = statistics.median(row["seconds"] / row["steps"] for row in done)
+    return replace(job, steps=max(1, round(60 * job.minutes / per_step)))
 
 
 def at_budget(job: Training, budget: int) -> Training:
@@ -169,7 +161,7 @@ def chosen_heads(config: Comparison, longest: Mapping[str, Training], rows: Rows
 
 
 def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
-    """Yield a timed training of each cell, trials of each loss, all cells, then further seeds of those that decide."""
+    """Yield a timed training of each cell, trials of some, all cells, then further seeds of those that decide."""
     assert config.crossed is not None
     table = config.crossed
     first = Training(config.first_base, CROSSED_PACE, "", config.seeds[0], config.pace, config.learning_rates[0], ())
@@ -178,62 +170,22 @@ def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
         for cell in table.cells
     ]
     yield from paces
-    tuned: list[Training] = []
+    deciding = [pace for pace in paces if all(pace.levels[key] in levels for key, levels in table.deciding.items())]
+    tuned: dict[str, tuple[list[Training], Training]] = {}
     for pace in paces:
-        if table.tuned_on.items() <= pace.levels.items():
+        if pace in deciding or table.tuned_on.items() <= pace.levels.items():
             trial = paced(pace, CROSSED_TRIAL, table.trial * table.minutes, rows)
-            trials, best = try_rates(config, trial, rows)
-            yield from trials
-            tuned.append(best)
+            tuned[pace.method] = try_rates(config, trial, rows)
+            yield from tuned[pace.method][0]
     for pace in paces:
-        # The trials of the cell with the same levels of all other factors.
-        best = next(job for job in tuned if {**pace.levels, **table.tuned_on} == job.levels)
-        cell = replace(paced(pace, CROSSED, table.minutes, rows), rate=best.rate)
-        cell = replace(cell, settled=cell.settled and best.settled)
+        # Its own trials, or those of the cell with the same levels of all other factors.
+        alike = next(one.method for one in paces if {**pace.levels, **table.tuned_on} == one.levels)
+        trials, best = tuned.get(pace.method, ([], tuned[alike][1]))
+        cell = timed_anew(paced(pace, CROSSED, table.minutes, rows), trials, rows)
+        cell = replace(cell, rate=best.rate, settled=cell.settled and best.settled)
         yield cell
-        if all(pace.levels[factor] in levels for factor, levels in table.deciding.items()):
+        if pace in deciding:
             yield from (replace(cell, seed=each) for each in config.seeds[1:])
-
-
-def evaluations(config: Comparison, trainings: Iterable[Training], rows: Rows) -> Iterator[Evaluation]:
-    """Yield replays of all compared heads, and timed loops of those at the longest budget, by role and seed."""
-    groups: dict[tuple[str, str, int], list[Training]] = {}
-    for job in trainings:
-        if job.is_compared and not (job.name in rows and has_diverged(rows[job.name])):
-            groups.setdefault((job.base, job.role, job.seed), []).append(job)
-    for (base, role, seed), jobs in groups.items():
-        first = role == main_role(config, base) and seed == config.seeds[0]
-        yield from grouped(config, "replay", jobs, first)
-        if first and config.measure.loop is not None:
-            yield from grouped(config, "loop", jobs, first)
-
-
-def grouped(config: Comparison, kind: str, jobs: Sequence[Training], with_untrained: bool) -> Iterator[Evaluation]:
-    """Yield the evaluations of heads of one base, role and seed."""
-    measure, base, role, seed = config.measure, jobs[0].base, jobs[0].role, jobs[0].seed
-    nodes = ",".join(map(str, measure.nodes))
-    how = measure.loop or () if kind == "loop" else ("measure=replay", f"measure.nodes=[{nodes}]")
-    how += () if kind == "loop" else (f"measure.checked={measure.checked}",)
-    how += measure.crossed if role == CROSSED else ()
-    heads = [f"{job.head}@{tree}" for job in jobs for _, tree in job.trees]
-    heads = heads or [f"{job.head}{tree}" for job in jobs for tree in ("", *further_trees(config, job))]
-    # Speed-ups are compared within one evaluation alone, so that one times all heads.
-    most = len(heads) if kind == "loop" else measure.heads
-    untrained = (*measure.untrained, *config.bases[base].untrained)
-    # transformers' own generation does not run in our decoding loop, so it cannot be replayed.
-    others = [one for one in untrained if kind == "loop" or "transformers_" not in one] * with_untrained
-    settled = all(job.settled for job in jobs)
-    for benchmark, own in measure.benchmarks.items():
-        for start in range(0, len(heads), most):
-            part = f".{start // most}" if len(heads) > most else ""
-            overrides = (*config.bases[base].base, *own, *measure.evaluate, "decoding=greedy", *how)
-            beside = tuple(others) if start == 0 else ()
-            chunk = tuple(heads[start : start + most])
-            yield Evaluation(base, kind, benchmark, role, seed, part, chunk, beside, overrides, settled)
-
-
-def further_trees(config: Comparison, job: Training) -> list[str]:
-    return [f"@{tree}" for tree in config.measure.trees.get(job.method, ())]
 
 
 def has_diverged(row: Row) -> bool:

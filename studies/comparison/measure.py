@@ -76,8 +76,8 @@ def needed_heads(job: Evaluation) -> set[str]:
 def train(config: Comparison, store: ResultStore, job: Training) -> None:
     """Train a head, or go on with one that was interrupted, and append its row."""
     overrides, folder = overrides_of(config, store, job), store.head_folder(job.name)
-    store.note(job.name, overrides=overrides)
     if not is_trained(folder):
+        store.note(job.name, overrides=overrides, commit=current_commit())
         resumed = [f"resume={folder}"] if RunDirectory(folder).resume_files else [*overrides, "overwrite=true"]
         try:
             run_script("train.py", resumed, store.log_file(job.name))
@@ -87,22 +87,26 @@ def train(config: Comparison, store: ResultStore, job: Training) -> None:
             # A row, because the other learning rates and heads are compared only once all of them are finished.
             store.note(job.name, diverged=str(error))
             seconds = sum(line.get("processor_seconds", 0.0) for line in read_metrics(folder))
-            return store.append_row(training_row(job, overrides, seconds=seconds, tau=DIVERGED_TAU))
+            return store.append_row(training_row(store, job, overrides, seconds=seconds, tau=DIVERGED_TAU))
     found = read_run(folder)
     if not isinstance(found, Job):
         raise InputError(f"{folder} has no validation by decoding; trainer.probe_prompts must be >= 1")
     if job.name not in store.rows():
         measured = {"seconds": found.seconds_by_clock.get("processor"), "tau": found.tau, "loss": found.loss}
         measured |= {"frames": found.values.get("drafter.frames"), "parameters": count_parameters(store, job)}
-        store.append_row(training_row(job, overrides, **measured))
+        store.append_row(training_row(store, job, overrides, **measured))
 
 
-def training_row(job: Training, overrides: Sequence[str], **measured: Any) -> Row:
+def training_row(store: ResultStore, job: Training, overrides: Sequence[str], **measured: Any) -> Row:
     values = {key: getattr(job, key) for key in ("base", "role", "method", "seed", "steps")}
-    state = git_state(REPOSITORY)
-    commit = state["commit"][:7] if state else "unknown"
+    commit = store.jobs().get(job.name, {}).get("commit", "unknown")  # with which it was begun, or last continued
     values |= {"learning_rate": job.rate, "commit": commit, "settings": settings_digest(overrides)}
     return {"job": job.name, **values, **job.levels, **measured}
+
+
+def current_commit() -> str:
+    state = git_state(REPOSITORY)
+    return state["commit"][:7] if state else "unknown"
 
 
 def count_parameters(store: ResultStore, job: Training) -> int:
@@ -131,7 +135,7 @@ def measure(config: Comparison, store: ResultStore, job: Evaluation) -> None:
     records = OutputDir(folder, Shard(1, 1)).records(ALL_QUESTIONS)
     for row in report["rows"]:
         drafter, nodes = row["drafter"], row["nodes"]
-        replayed = job.kind == "replay" and drafter != AUTOREGRESSIVE
+        replayed = not job.is_timed and drafter != AUTOREGRESSIVE
         own = records_at_size(records, drafter, nodes) if replayed else records
         sums = QuestionSums.from_questions(paired_answers(drafter, own)[0])
         totals = [len(sums.passes), sum(sums.committed), sum(sums.passes)]
@@ -139,7 +143,7 @@ def measure(config: Comparison, store: ResultStore, job: Evaluation) -> None:
             raise InputError(f"the responses in {folder} are not those of its report.json; remove the folder")
         counts.setdefault(drafter, {})[nodes] = plain_sums(sums)
     noted = {"seconds": store.jobs()[job.name].get("seconds"), "settings": settings_digest(overrides)}
-    store.append_evaluation(job.name, **noted, contestants=len(heads), report=report, counts=counts)
+    store.append_evaluation(job.name, kind=job.kind, **noted, contestants=len(heads), report=report, counts=counts)
 
 
 def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
@@ -156,7 +160,8 @@ def estimate(job: Training | Evaluation, measured: Mapping[str, Row]) -> float |
     """Return the processor seconds that a job is estimated to take; None of an evaluation unlike those finished."""
     if isinstance(job, Training):
         return 60 * job.minutes if job.minutes is not None else None
-    alike = [line for name, line in measured.items() if f"/{job.benchmark}-{job.kind}-" in name and line["seconds"]]
+    prefix = f"/{job.benchmark}-{job.kind}-"
+    alike = [line for name, line in measured.items() if prefix in name and line["seconds"]]
     contestants = sum(line["contestants"] for line in alike)
     count = len(job.heads) + len(job.untrained)
     return count * sum(line["seconds"] for line in alike) / contestants if contestants else None

@@ -18,6 +18,7 @@ from studies.comparison.tables import rebuild
 
 TITLES = {
     "heads": "Speed-up, timed, with adaptive trees (intervals over questions)",
+    "heads_fixed": "Timed, with trees of 16 nodes",
     "heads_tau": "tau at 16 nodes by budget, first seed (intervals over questions)",
     "heads_seeds": "tau of every seed",
     "heads_training": "Training",

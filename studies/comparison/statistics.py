@@ -17,7 +17,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums, paired_difference, pool_sums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from studies.comparison.config import FACTORS
-from studies.comparison.jobs import CROSSED, DIVERGED_TAU, Row, levels_of
+from studies.comparison.jobs import CROSSED, DIVERGED_TAU, REPLAY, Row, levels_of
 
 # Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
@@ -65,12 +65,13 @@ def difference(measured: Measured, more: Sequence[str], less: Sequence[str]) -> 
     sides = [[name for name in side if name in measured.sums] for side in (more, less)]
     if not all(sides):
         return None
-    if min(map(len, sides)) > 1 and measured.place[1] == "replay":
+    if min(map(len, sides)) > 1 and measured.place[1] == REPLAY:
         value, low, high = t_interval(*([[measured.tau(name) for name in side]] for side in sides))
-        found: Row = {"tau": value, "tau_low": low, "tau_high": high, "interval": SEEDS}
+        seeds = "+".join(str(len(side)) for side in sides)
+        found: Row = {"tau": value, "tau_low": low, "tau_high": high, "interval": SEEDS, "seeds": seeds}
     else:
-        found = bootstrap(measured, [sides[0][0]], [sides[1][0]])
-    return {**measured.labels(), **found, "seeds": "+".join(str(len(side)) for side in sides)}
+        found = {**bootstrap(measured, [sides[0][0]], [sides[1][0]]), "seeds": "1+1"}
+    return {**measured.labels(), **found}
 
 
 def bootstrap(measured: Measured, more: Sequence[str], less: Sequence[str]) -> Row:
@@ -193,7 +194,8 @@ def decided_pairs(
 def converged_at(share: float, rows: Collection[Row]) -> str:
     """Return the first budget of a head from which no doubling adds the share of tau, else `not converged`.
 
-    1x 2.00, 2x 2.30, 4x 2.32   ->   2x        1x 2.00, 2x 2.03, 4x 2.60   ->   not converged        1x 2.00   ->   -
+    1x 2.00, 2x 2.30, 4x 2.32   ->   2x        1x 2.00, 2x 2.03, 4x 2.60   ->   not converged
+    1x 2.00                     ->   -         1x 2.00, 2x 2.30, 4x 2.05   ->   fell: a doubling loses the share
 
     Args:
         rows: trainings of one seed, of which the best one counts at each budget.
@@ -204,5 +206,7 @@ def converged_at(share: float, rows: Collection[Row]) -> str:
         taus[budget] = max(taus.get(budget, 0.0), row["tau"])
     taus = {budget: taus[budget] for budget in sorted(taus) if taus[budget] != DIVERGED_TAU}
     doubled = [(budget, taus[2 * budget] / tau - 1) for budget, tau in taus.items() if 2 * budget in taus]
+    if any(gain <= -share for _, gain in doubled):
+        return "fell"
     below = [budget for budget, _ in doubled if all(gain < share for later, gain in doubled if later >= budget)]
     return f"{below[0]}x" if below else "not converged" if doubled else "-"

@@ -179,7 +179,7 @@ def read_evaluations(file: Path) -> dict[str, Row]:
 
 def counting(overrides: Sequence[str]) -> list[str]:
     """Return the overrides on which a result depends; of a head and of every path the last part counts."""
-    parts = [re.sub(r"[^\[,]*/heads/", "", each) for each in overrides if not each.startswith(INERT)]
+    parts = [re.sub(r"[^\[,{}:]*/heads/", "", each) for each in overrides if not each.startswith(INERT)]
     return [re.sub(r"(?<==)[^=\[\]{},]*/(?=[^/]*$)", "", each) for each in parts]
 
 

@@ -19,8 +19,9 @@ from ctcdraft.hardware import HardwareSpec
 from ctcdraft.io import write_text
 from studies.comparison.config import FACTORS, Comparison
 from studies.comparison.figures import figures
-from studies.comparison.jobs import CROSSED, TRIAL, Row, all_jobs, main_role
+from studies.comparison.jobs import CROSSED, REPLAY, TRIAL, Row
 from studies.comparison.measure import passed_check
+from studies.comparison.schedule import all_jobs, main_role
 from studies.comparison.statistics import Measured, Place, claims, converged_at
 from studies.comparison.store import COSTS, EVALUATIONS, RULES, TRAININGS, ResultStore, read_evaluations, read_rows
 
@@ -79,7 +80,7 @@ def head_rows(one: Row, rules: Mapping[str, Any], rows: Sequence[Row], costs: Ma
             print(f"not in the tables, as it failed the losslessness check: {row['drafter']} in {evaluation}")
             continue
         head, _, option = row["drafter"].partition("@")
-        line: Row = {"base": base, "benchmark": row["benchmark"], "measure": "replay" if "replay" in row else "loop"}
+        line: Row = {"base": base, "benchmark": row["benchmark"], "measure": one["kind"]}
         line |= trained_columns(rules, rows, by_name.get(f"{base}/{head}"), row["drafter"])
         line["tree"] = tree_name(rules, line.get("objective"), option)
         keys = ("nodes", "mean_nodes", "prompts", "tau", "speedup", "tokens_per_second", "c", "v", "o")
@@ -87,9 +88,9 @@ def head_rows(one: Row, rules: Mapping[str, Any], rows: Sequence[Row], costs: Ma
         for key in ("tau", "speedup"):
             line |= dict(zip((f"{key}_low", f"{key}_high"), row[f"{key}_ci"] or (None, None), strict=True))
         line |= {"equal": row["lossless"]["equal"], "compared": row["lossless"]["prompts"]}
-        line |= counted_columns(rules, costs.get(line["method"], {}), line)
         if option and line.get("role") != CROSSED:
-            line["method"] += f"@{option}"
+            line["method"] += f"@{option}"  # its draft may cost more or less, so nothing is known of it by that name
+        line |= counted_columns(rules, costs.get(line["method"], {}), line)
         yield line | {"commit": report["environment"]["git"]["commit"][:7]}
 
 
@@ -125,7 +126,7 @@ def counted_columns(rules: Mapping[str, Any], cost: Mapping[str, Any], line: Row
     counted: Row = {"launches": cost["launches"], "synchronisations": cost["synchronisations"]}
     counted |= {"draft_bytes": cost["bytes"] / cost["base_bytes"], "c_counted": c, "v_counted": v}
     counted["draft_operations"] = cost["operations"] / cost["base_operations"]
-    if line["measure"] == "replay" and line["nodes"] == nodes:
+    if line["measure"] == REPLAY and line["nodes"] == nodes:
         counted["predicted"] = line["tau"] / (c + v)
     return counted
 
@@ -150,8 +151,8 @@ def measured_places(evaluations: Sequence[Row]) -> Iterator[Measured]:
         base, name = one["evaluation"].split("/")
         for row in filter(passed_check, one["report"]["rows"]):
             # Times of two evaluations are not comparable: each has a baseline of its own.
-            place = base, "replay" if "replay" in row else "loop", row["benchmark"], row["nodes"]
+            place = base, one["kind"], row["benchmark"], row["nodes"]
             sums = QuestionSums(**one["counts"][row["drafter"]][str(row["nodes"])])
-            evaluation = "" if "replay" in row else name
+            evaluation = "" if one["kind"] == REPLAY else name
             places.setdefault((place, evaluation), {})[row["drafter"]] = sums
     yield from (Measured(place, sums) for (place, _), sums in places.items())

@@ -72,11 +72,20 @@ def test_steps_equal_ours(base, layers):
 
 @has_dflash
 def test_other_heads_are_refused(base):
-    for overrides in (["drafter=ctc"], ["drafter/correction=gru"], ["drafter.body.causal=true"]):
+    ctc_frames = ["drafter=ctc", "drafter/body=dflash", "drafter/tree=collapse_chain"]
+    for overrides in (["drafter=ctc"], ctc_frames, ["drafter/correction=gru"], ["drafter.body.causal=true"]):
         with pytest.raises(InputError, match="needs a head of drafter=dflash as published"):
             TransformersDFlash(base, head_for(base, *overrides))
     with pytest.raises(InputError, match=r"got base.aux_layers=\[last\]"):
         TransformersDFlash(base, head_for(view_of_layers(base, ["last"])))
+
+
+@has_dflash
+def test_rotary_frequencies_are_float32_in_half_precision(base):
+    base = base.to(torch.bfloat16)
+    stock = TransformersDFlash(base, head_for(base))
+    assert stock.assistant.dtype == torch.bfloat16
+    assert stock.assistant.rotary_emb.inv_freq.tolist() == pytest.approx([1.0, 0.1, 0.01, 0.001], rel=1e-6)
 
 
 def test_the_head_is_a_part():

@@ -36,7 +36,8 @@ def make_world(folder):
         "crossed=null", "claims=[[ctc,medusa]]", "measure.benchmarks.tiny=null",
         f"+measure.benchmarks.small={quoted(BENCHMARK)}",
         "measure.evaluate=['warm_up_tokens=4','timing.questions=1','trace.questions=0']", "measure.nodes=[8,16]",
-        "measure.checked=1", "measure.loop=['decoding.nodes=8']", "counted.nodes=8",
+        "measure.checked=1", "measure.loops.adaptive=['decoding.nodes=8']", "measure.loops.fixed=null",
+        "counted.nodes=8",
     ]  # fmt: skip
 
 

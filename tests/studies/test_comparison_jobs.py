@@ -7,13 +7,8 @@ import pytest
 from ctcdraft.errors import InputError
 from studies.comparison.__main__ import describe_plan
 from studies.comparison.config import load_config
-from studies.comparison.jobs import (
-    CROSSED,
-    Evaluation,
-    Training,
-    all_jobs,
-    ladder_trainings,
-)
+from studies.comparison.jobs import CROSSED, Evaluation, Training, ladder_trainings
+from studies.comparison.schedule import all_jobs
 from studies.comparison.statistics import converged_at
 from studies.comparison.store import ResultStore
 
@@ -62,10 +57,13 @@ def test_every_head_tries_every_rate_at_the_first_budget_and_then_takes_the_best
     assert [(job.method, job.rate) for job in trials] == [(name, rate) for name in NAMES for rate in (0.002, 0.004)]
     assert [job.steps for job in trials] == [100] * 8 + [200] * 2
     assert all(job.settled and job.minutes == 1 for job in trials)
-    rows |= finished(trials, lambda job: 2.0 + (job.rate if job.method != "eagle" else -job.rate))
+    # The trials took 0.5 s and 0.25 s per step: longer trainings go by these.
+    taken = {job.name: job.steps * (0.25 if job.method == "eagle" else 0.5) for job in trials}
+    tau = {job.name: 2.0 + (job.rate if job.method != "eagle" else -job.rate) for job in trials}
+    rows |= finished(trials, lambda job: tau[job.name], lambda job: taken[job.name])
     twice = of_role(all_jobs(config, rows), "2x")
     assert [(job.method, job.rate, job.steps, job.minutes) for job in twice if job.seed == 0] == [
-        *((name, 0.004, 200, 2) for name in NAMES[:-1]), ("eagle", 0.002, 400, 2)
+        *((name, 0.004, 240, 2) for name in NAMES[:-1]), ("eagle", 0.002, 480, 2)
     ]  # fmt: skip
     assert all(job.settled for job in twice if job.seed == 0)
     assert not any(job.settled for job in twice if job.seed == 1)
@@ -112,15 +110,23 @@ def test_cells_take_their_minutes_and_those_that_decide_get_more_seeds():
     assert {job.steps for job in jobs if "gru" not in job.method} == {30}
     trials = of_role(all_jobs(config, rows), "crossed_rate")
     losses = ("cross_entropy", "ctc", "prefix_ctc", "prefix_tv")
-    assert {(job.method, job.steps) for job in trials} == {
-        (f"{body}-{loss}-none", 8) for body in ("one_block", "dflash") for loss in losses
+    deciding = {
+        f"dflash-{loss}-{one}" for loss, one in product(("cross_entropy", "prefix_ctc"), ("none", "markov", "gru"))
     }
-    rows |= finished(trials, lambda job: job.rate if job.method.startswith("dflash-ctc-") else -job.rate)
+    plain = {f"{body}-{loss}-none" for body in ("one_block", "dflash") for loss in losses}
+    assert {(job.method, job.steps) for job in trials} == {
+        (name, 15 if "gru" in name else 8) for name in plain | deciding
+    }
+    fast = {"dflash-ctc-none", "dflash-cross_entropy-gru"}  # better at the higher rate
+    rows |= finished(trials, lambda job: job.rate if job.method in fast else -job.rate)
     cells = of_role(all_jobs(config, rows), CROSSED)
     assert all(job.settled for job in cells)
-    assert all(job.rate == (0.004 if job.method.startswith("dflash-ctc-") else 0.002) for job in cells)
-    deciding = product(("cross_entropy", "prefix_ctc"), ("none", "markov", "gru"))
-    assert {job.method for job in cells if job.seed == 1} == {f"dflash-{'-'.join(names)}" for names in deciding}
+    higher = {job.method for job in cells if job.rate == 0.004}
+    assert higher == {f"dflash-ctc-{one}" for one in ("none", "markov", "gru")} | {"dflash-cross_entropy-gru"}
+    assert {job.method for job in cells if job.seed == 1} == deciding
+    # A minute at the 0.5 s per step of its own trials, or at the pace of a cell without.
+    steps = {job.method: job.steps for job in cells}
+    assert (steps["dflash-ctc-none"], steps["dflash-ctc-markov"], steps["dflash-ctc-gru"]) == (120, 30, 60)
 
 
 def test_evaluations_are_small_groups_of_one_role_with_the_trees_of_a_loss():
@@ -129,14 +135,21 @@ def test_evaluations_are_small_groups_of_one_role_with_the_trees_of_a_loss():
     once = [job for job in jobs if job.kind == "replay" and job.group.startswith("4x.s0")]
     assert [job.heads for job in once] == [
         ("ctc.4x.s0", "ctc_ce.4x.s0"),
-        ("medusa.4x.s0", "medusa.4x.s0@per_frame"),
-        ("hydra.4x.s0", "hydra.4x.s0@top_n"),
+        ("medusa.4x.s0", "medusa.4x.s0@sparse"),
+        ("hydra.4x.s0", "hydra.4x.s0@medusa63"),
         ("eagle.4x.s0",),
     ]
     assert [job.untrained for job in once] == [("prompt_lookup", "suffix"), (), (), ()]
-    timed = [job for job in jobs if job.kind == "loop"]
-    assert [(job.group, len(job.heads)) for job in timed] == [("4x.s0", len(NAMES) + 2)], "speed-ups need one baseline"
-    assert all("decoding.nodes=adaptive" in job.overrides for job in timed)
+    timed = [job for job in jobs if job.is_timed]
+    assert [(job.kind, job.group, len(job.heads)) for job in timed] == [
+        ("adaptive", "4x.s0", len(NAMES) + 2), ("fixed", "4x.s0", len(NAMES) + 2)
+    ], "speed-ups need one baseline"  # fmt: skip
+    assert ["decoding.nodes=adaptive" in job.overrides for job in timed] == [True, False]
+    # A head that diverged is missing in its part, and the other parts stay.
+    row = finished([job for job in all_jobs(config, {}) if job.name == "tiny/medusa.4x.s0"], lambda job: 0.0)
+    jobs_left = {job.name: job for job in all_jobs(config, row) if isinstance(job, Evaluation)}
+    assert jobs_left.keys() == {job.name for job in jobs} - {"tiny/tiny-replay-4x.s0.1"}
+    assert jobs_left["tiny/tiny-replay-4x.s0.2"] == once[2]
     cells = {head for job in jobs if job.group.startswith("crossed") for head in job.heads}
     of_cell = [head.partition("@")[2] for head in cells if head.startswith("one_block-cross_entropy-gru.crossed.s0")]
     assert sorted(of_cell) == ["per_frame", "per_frame_chain"]
@@ -152,6 +165,7 @@ def test_converged_where_doubling_adds_less_than_the_share():
     assert converged_at(0.02, rows(2.0, 2.03, 2.32)) == "not converged"
     assert converged_at(0.02, rows(2.0, 2.03, 2.05)) == "1x"
     assert converged_at(0.02, rows(2.0, 0.0)) == "-", "the second one diverged"
+    assert converged_at(0.02, rows(2.0, 2.3, 2.05)) == "fell"
     assert converged_at(0.02, rows(2.0, 2.3, 2.6)) == "not converged"
     assert converged_at(0.02, rows(2.0)) == "-"
     tried = [{"role": "1x", "tau": 2.28}, {"role": "1x", "tau": 1.0}]
@@ -166,8 +180,8 @@ def test_the_plan_adds_up_what_is_missing(config, tmp_path):
     text = describe_plan(config, store)
     assert "done      tiny/ctc.1x-0.002.s0" in text
     assert "0.02 h  tiny/eagle.1x-0.004.s0, 100 steps at 0.004\n" in text
-    assert "0.07 h  tiny/ctc.4x.s0, 400 steps at 0.002\n" in text
-    assert "0.03 h  tiny/ctc.2x.s1, 200 steps at 0.002 (provisional)" in text
+    assert "0.07 h  tiny/ctc.4x.s0, 480 steps at 0.002\n" in text
+    assert "0.03 h  tiny/ctc.2x.s1, 240 steps at 0.002 (provisional)" in text
     # One trial; five heads at 2x and 4x, four of them at 2x with another seed: 1 + 5 x 6 + 4 x 2 minutes.
     assert "0.7 processor hours" in text.splitlines()[-1]
 

@@ -10,7 +10,7 @@ from ctcdraft.errors import InputError
 from studies.comparison import __main__ as command
 from studies.comparison import measure
 from studies.comparison.config import load_config
-from studies.comparison.jobs import all_jobs
+from studies.comparison.schedule import all_jobs
 from studies.comparison.store import ResultStore, settings_digest
 
 SECOND = "+bases.second={base:['base=local','base.path=b'],corpus:['corpus=tiny']}"
@@ -50,7 +50,7 @@ def test_heads_at_one_seed_come_before_seeds_and_bases(world):
     command.main(arguments)
     steps = [name.rpartition("/")[2] for name in ran]
     order = ("ctc.pace.s0", "ctc.1x-0.002.s0", "ctc.2x.s0", "tiny-replay-2x.s0", "ctc.4x.s0", "tiny-replay-4x.s0",
-             "tiny-loop-4x.s0", "ctc.2x.s1", "tiny-replay-2x.s1")  # fmt: skip
+             "tiny-adaptive-4x.s0", "ctc.2x.s1", "tiny-replay-2x.s1")  # fmt: skip
     assert sorted(order, key=steps.index) == [*order]
     assert ran.index("tiny/tiny-replay-2x.s1") < ran.index("second/ctc.2x.s0")
     assert len(ran) == len({*ran}) == len(all_jobs(load_config(arguments), ResultStore(*places(arguments)).rows()))
@@ -106,7 +106,7 @@ def test_a_timed_loop_runs_alone(world):
         command.main(arguments)
         assert not any("loop" in name for name in ran)
         assert "tiny/ctc.2x.s1" in ran, "other jobs share the machine"
-    assert command.run_next(config, store, set()) == "tiny/tiny-loop-4x.s0"
+    assert command.run_next(config, store, set()) == "tiny/tiny-adaptive-4x.s0"
 
 
 def test_what_results_has_is_not_made_again_where_out_was_lost(world):

@@ -1,0 +1,90 @@
+"""All jobs of the comparison in the order in which they run, and the evaluations of its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from studies.comparison.config import Comparison
+from studies.comparison.jobs import (
+    CROSSED,
+    CROSSED_PACE,
+    CROSSED_TRIAL,
+    PACE,
+    REPLAY,
+    TRIAL,
+    Evaluation,
+    Rows,
+    Training,
+    crossed_trainings,
+    has_diverged,
+    ladder_trainings,
+    role_of,
+)
+
+
+def all_jobs(config: Comparison, rows: Rows) -> list[Training | Evaluation]:
+    trainings = list(ladder_trainings(config, rows))
+    cells = list(crossed_trainings(config, rows)) if config.crossed is not None else []
+    jobs: list[Training | Evaluation] = [*trainings, *cells, *evaluations(config, [*trainings, *cells], rows)]
+    return sorted(jobs, key=lambda job: turn(config, job))
+
+
+def turn(config: Comparison, job: Training | Evaluation) -> int:
+    """Return a number by which jobs are sorted: a study that is stopped early has all heads and cells, at one seed.
+
+    The evaluations of heads follow their trainings.
+    """
+    budget, *budgets = map(role_of, config.ladder.budgets)
+    roles = [TRIAL, budget, CROSSED, *budgets]
+    role = {PACE: TRIAL, CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
+    stage = roles.index(role) if job.seed == config.seeds[0] else len(roles)
+    return 2 * (stage if job.base == config.first_base else len(roles) + 1) + isinstance(job, Evaluation)
+
+
+def main_role(config: Comparison, base: str) -> str:
+    """Return the budget whose heads are timed: the longest one; on further bases there is only one."""
+    return role_of(config.ladder.budgets[-1] if base == config.first_base else config.ladder.repeated)
+
+
+def evaluations(config: Comparison, trainings: Iterable[Training], rows: Rows) -> Iterator[Evaluation]:
+    """Yield replays of all compared heads, and timed loops of those at the longest budget, by role and seed."""
+    groups: dict[tuple[str, str, int], list[Training]] = {}
+    for job in trainings:
+        if job.is_compared:
+            groups.setdefault((job.base, job.role, job.seed), []).append(job)
+    for (base, role, seed), jobs in groups.items():
+        first = role == main_role(config, base) and seed == config.seeds[0]
+        lost = {job.head for job in jobs if job.name in rows and has_diverged(rows[job.name])}
+        for kind in (REPLAY, *(config.measure.loops if first else ())):
+            yield from grouped(config, kind, jobs, first, lost)
+
+
+def grouped(
+    config: Comparison, kind: str, jobs: Sequence[Training], with_untrained: bool, lost: Collection[str]
+) -> Iterator[Evaluation]:
+    """Yield the evaluations of heads of one base, role and seed, without those whose training was `lost`."""
+    measure, base, role, seed = config.measure, jobs[0].base, jobs[0].role, jobs[0].seed
+    nodes, timed = ",".join(map(str, measure.nodes)), kind != REPLAY
+    replayed = ("measure=replay", f"measure.nodes=[{nodes}]", f"measure.checked={measure.checked}")
+    how = (*(measure.loops[kind] if timed else replayed), *(measure.crossed if role == CROSSED else ()))
+    heads = [f"{job.head}@{tree}" for job in jobs for _, tree in job.trees]
+    heads = heads or [f"{job.head}{tree}" for job in jobs for tree in ("", *further_trees(config, job))]
+    # Speed-ups are compared within one evaluation alone, so that one times all heads.
+    most = len(heads) if timed else measure.heads
+    untrained = (*measure.untrained, *config.bases[base].untrained)
+    # transformers' own generation does not run in our decoding loop, so it cannot be replayed.
+    others = [one for one in untrained if timed or "transformers_" not in one] * with_untrained
+    settled = all(job.settled for job in jobs)
+    for benchmark, own in measure.benchmarks.items():
+        for start in range(0, len(heads), most):
+            part = f".{start // most}" if len(heads) > most else ""
+            overrides = (*config.bases[base].base, *own, *measure.evaluate, "decoding=greedy", *how)
+            beside = tuple(others) if start == 0 else ()
+            # Left out of its part, not before: the other parts stay as they are.
+            chunk = tuple(head for head in heads[start : start + most] if head.partition("@")[0] not in lost)
+            if chunk:
+                yield Evaluation(base, kind, benchmark, role, seed, part, chunk, beside, overrides, settled)
+
+
+def further_trees(config: Comparison, job: Training) -> list[str]:
+    return [f"@{tree}" for tree in config.measure.trees.get(job.method, ())]
