@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ctcdraft.config.cli import REPOSITORY
-from ctcdraft.errors import InputError, run_cli
+from ctcdraft.errors import InputError, first_line, run_cli
 from ctcdraft.evaluation.environment import code_hash, environment, hardware_name
 from ctcdraft.io import write_text
 
@@ -37,13 +37,16 @@ def main(arguments: Sequence[str]) -> None:
     values = dict(option.partition("=")[::2] for option in options)
     if part not in PARTS or not values.keys() <= {"device", "out", "seconds"}:
         raise InputError(f"give one of {', '.join(PARTS)}, and device=, out= or seconds=, got {' '.join(arguments)}")
-    device = torch.device(values.get("device", "cuda"))
+    try:
+        device, seconds = torch.device(values.get("device", "cuda")), float(values.get("seconds", SECONDS))
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"device= or seconds= is wrong: {first_line(error)}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; device=cpu rehearses a part on small shapes")
     out = Path(values.get("out", REPOSITORY / "results" / "device")).resolve() / slug(hardware_name(device))
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / f"{part}-environment.json", json.dumps(environment() | {"device": hardware_name(device)}) + "\n")
-    PARTS[part](device, out, monotonic() + float(values.get("seconds", SECONDS)))
+    PARTS[part](device, out, monotonic() + seconds)
 
 
 def slug(name: str) -> str:

@@ -10,7 +10,7 @@ or a product as one. No times: only an accelerator has them.
     fixed shapes         with kernels of Triton
     searches in PyTorch  with these but for the prefix searches
     all in PyTorch       as on an accelerator without Triton
-    waits, bytes         host synchronisations and transfers, with exact and with fixed shapes
+    synchronisations     of the host, and bytes transferred, with exact and with fixed shapes
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.decoding.loop import Context, generate, why_not_captured
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_loop import StaticShapes
+from ctcdraft.errors import check_int, run_cli
 from ctcdraft.fused import OPERATIONS
 from ctcdraft.models.loading import load_base
 
@@ -116,7 +117,7 @@ def main() -> None:
     )  # fmt: skip
     how = settings(options.nodes, options.nodes * (options.steps + 3), options.temperature)
     case = Case(base, torch.tensor(prompt), how, options.steps)
-    print("| drafter | exact shapes | fixed shapes | searches in PyTorch | all in PyTorch | waits | bytes |")
+    print("| drafter | exact shapes | fixed shapes | searches in PyTorch | all in PyTorch | synchronisations | bytes |")
     print("|---|---|---|---|---|---|---|")
     for name in options.drafters:
         print(row(name, drafters[name], case), flush=True)
@@ -150,8 +151,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--drafters", nargs="+", default=list(NAMES), choices=NAMES)
-    return parser.parse_args()
+    options = parser.parse_args()
+    for key in ("nodes", "steps"):
+        check_int(getattr(options, key), f"--{key}")
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    run_cli("launches", lambda arguments: main())

@@ -44,8 +44,19 @@ def unpack(study: str, folder: Path) -> Path:
     if study not in STUDIES:
         raise InputError(f"there is no study {study}; there are {', '.join(STUDIES)}")
     with tarfile.open(RESULTS / study / "raw.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
+        for member in archive:
+            unpack_member(archive, member, folder)
     return folder
+
+
+def unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write a plain file of an archive; `extractall` has no filter before Python 3.11.4."""
+    place = folder / member.name
+    if not place.resolve().is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+        raise InputError(f"{archive.name!s} holds {member.name}, which is no plain file below it; restore the archive")
+    if content := archive.extractfile(member):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content.read())
 
 
 def rebuild(study: str, out: Path | None = None) -> None:

@@ -163,3 +163,16 @@ def test_unknown_names_are_refused_in_one_sentence(tmp_path):
 def test_an_archive_is_unpacked(tmp_path):
     main(["unpack", SMALL, str(tmp_path / "raw")])
     assert (tmp_path / "raw" / "held_out" / "report.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside", "link"])
+def test_nothing_is_unpacked_elsewhere(tmp_path, monkeypatch, name):
+    (tmp_path / "results" / SMALL).mkdir(parents=True)
+    with tarfile.open(tmp_path / "results" / SMALL / "raw.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = (tarfile.SYMTYPE, "/etc") if name == "link" else (tarfile.REGTYPE, "")
+        archive.addfile(member)
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    with pytest.raises(InputError, match=f"holds .*{name.strip('/.')}, which is no plain file"):
+        results.unpack(SMALL, tmp_path / "raw")
+    assert not (tmp_path / "outside").exists()

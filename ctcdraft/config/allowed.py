@@ -61,7 +61,7 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
             "per_frame.StaticPerFrameTree per_frame.likely_choices sampled.SampledChains sampled.SampledLabels "
             "sampled.SampledTokens sampled.SampledTransductions static.GreedyPathTree static.StaticTree",
         ),
-        "ctcdraft.evaluation.contestants.StockGenerate",
+        *_targets("evaluation", "contestants.StockGenerate transformers_dflash.TransformersDFlash"),
     },
     "objective": {
         GET_METHOD,

@@ -178,6 +178,11 @@ def load_base(config: DictConfig, entries: Mapping[str, ContestantConfig]) -> An
     else:
         node = None
     if node is None or not (node.path or "of" in node):
+        if published := [run for run in runs if run.published]:
+            raise InputError(
+                f"{published[0].run} is a published head, which has no base; add base=NAME, or base=local "
+                "base.path=FOLDER"
+            )
         raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
     if node.path is None:  # base=shape has random weights and takes none of these
         node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map", "quantization")])

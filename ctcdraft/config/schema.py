@@ -16,8 +16,14 @@ from ctcdraft.errors import InputError, check_float, check_int
 
 
 def check_bool(value: Any, key: str) -> None:
+    # Hydra reads no, off and 0 as other values, all of which but 0 would count as true.
     if not isinstance(value, bool):
         raise InputError(f"{key} must be true or false, got {value}")
+
+
+def check_bool_or_null(value: Any, key: str) -> None:
+    if value is not None:
+        check_bool(value, key)
 
 
 def check_text_or_null(value: Any, key: str) -> None:
@@ -42,6 +48,10 @@ positive_int_or_null = partial(check_int, null=True)
 positive, non_negative = partial(check_float, above=0), partial(check_float, least=0)
 positive_or_null = partial(check_float, above=0, null=True)
 
+DRAFTER_SWITCHES = """
+    own_heads own_head like_base mlp layer_norms feed_normed prefix_layer prefix_norm prompt_only remember
+    body.causal body.like_base body.own_text body.root_input body.root_predicts body.root_row correction.own_embedding
+"""
 SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "seed": non_negative_int,
     "shard": lambda value, key: Shard.parse(value),
@@ -103,6 +113,11 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "sizing.timed": positive_int,
     "sizing.timed_steps": positive_int,
     "sizing.repeats": positive_int,
+    **dict.fromkeys(("overwrite", "plan_only", "answers.enforce_eager"), check_bool),
+    **dict.fromkeys(("decoding.lossless", "decoding.token_for_token"), check_bool),
+    # Null in evaluate.py: as the run has it.
+    **dict.fromkeys(("base.static_shapes", "base.compiled", "base.zero3"), check_bool_or_null),
+    **dict.fromkeys(map("drafter.{}".format, DRAFTER_SWITCHES.split()), check_bool),
     "trainer.autocast": check_bool,  # last: its default asks torch what the device supports, an import of seconds
 }
 

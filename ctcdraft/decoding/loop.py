@@ -126,7 +126,7 @@ def step_execution(base: Any, drafter: Any, settings: DecodingSettings) -> str:
 
 def why_not_captured(drafter: Any) -> str | None:
     """Return why a drafter's steps cannot have fixed shapes; None where they can."""
-    reason = getattr(drafter, "why_not_captured", "its drafts need the host")
+    reason = getattr(drafter, "why_not_captured", "its class does not declare fixed shapes")
     return reason() if callable(reason) else reason
 
 

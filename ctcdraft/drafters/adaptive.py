@@ -72,6 +72,7 @@ class AdaptiveDrafter:
     """A drafter whose trees have the sizes that a policy chooses; they are not cut where draft tokens are sampled."""
 
     has_nested_trees = False
+    why_not_captured = "adaptive sizes need the host"
 
     def __init__(self, drafter: Drafter, policy: AdaptivePolicy) -> None:
         self.drafter = drafter

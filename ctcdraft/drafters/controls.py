@@ -22,6 +22,7 @@ class Oracle:
     """Drafts the next `depth` tokens of a text that the evaluation gave it beforehand, outside the timed part."""
 
     uses_hidden_states = False
+    why_not_captured = "its drafts need the host"
 
     def __init__(self, base: Any, depth: int) -> None:
         self.depth = check_int(depth, "oracle.depth")
@@ -43,6 +44,7 @@ class RandomDrafter:
     """Random tokens in random trees of `size` paths."""
 
     uses_hidden_states = False
+    why_not_captured = "its drafts need the host"
 
     def __init__(self, base: Any, size: int) -> None:
         self.vocabulary = base.vocabulary

@@ -25,6 +25,7 @@ class Merged(nn.Module):
     """Two drafters side by side; both draft in every step, and the most probable nodes of both trees are kept."""
 
     has_nested_trees = False  # a node may owe its rank to a part that drafts it only in a larger tree
+    why_not_captured = "its drafts need the host"
 
     def __init__(self, base: BaseLM, first: Drafter, second: Drafter) -> None:
         super().__init__()

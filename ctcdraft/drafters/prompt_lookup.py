@@ -33,6 +33,7 @@ class PromptLookup:
     """
 
     uses_hidden_states = False
+    why_not_captured = "its drafts need the host"
 
     def __init__(
         self, base: BaseLM, ngram: int, span: int, acceptance: Sequence[float] | None = None, prompt_only: bool = False

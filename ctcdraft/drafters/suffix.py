@@ -47,6 +47,7 @@ class SuffixDecoding:
     """
 
     uses_hidden_states = False
+    why_not_captured = "its drafts need the host"
     has_nested_trees = False  # the number of nodes decides which length of run is the best
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.loop import Drafter, uses_fixed_shapes
+from ctcdraft.decoding.loop import Drafter, step_execution, uses_fixed_shapes
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.controls import FullTree
@@ -117,7 +117,8 @@ def measure_contexts(
         for name, drafter in drafters.items():
             searches = hasattr(drafter, "frame_tree") and not uses_fixed_shapes(base, drafter, settings)
             row = drafter_row(name, times, nodes[name], searches, latency.tau.get(name), limits)
-            rows.append({"drafter": name, "context": context, **row})
+            steps = step_execution(base, drafter, settings)
+            rows.append({"drafter": name, "context": context, "steps": steps, **row})
     return {"machine": vars(limits), "reads": reads, "drafters": rows}
 
 

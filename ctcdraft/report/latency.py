@@ -105,6 +105,8 @@ def base_parts(report: Mapping[str, Any]) -> list[str]:
             reads, {**CONTEXT, **columns_by_nodes("utilization({})", reads, "roof_share", tables.format_share)}
         ),
     ]
+    if steps := tables.describe_steps(report["rows"]):
+        parts.append("\n".join(f"- {line}" for line in steps))
     # A base with few positions cannot hold the longer contexts.
     if skipped := report["environment"]["contexts_left_out"]:
         contexts = ", ".join(f"{context:,}" for context in skipped)

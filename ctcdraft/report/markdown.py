@@ -134,8 +134,7 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     if any(row["lossless"]["owes"] == NO_GUARANTEE for row in rows):
         lines.append("LOSSY: this verifier may accept tokens that the base model would not produce")
     lines += [f"{row['drafter']} is {row['crossing']}" for row in rows if row.get("crossing")]
-    # A reason is given where steps are not what base.static_shapes asks for. Reports of older versions lack the field.
-    lines += [f"steps of {row['drafter']}: {row['steps']}" for row in rows if "(" in (row.get("steps") or "")]
+    lines += tables.describe_steps(rows)
     older = [row["drafter"] for row in rows if row.get("quantised_since")]
     lines += [f"the head of {name} was trained on {environment['base']} before it was quantized" for name in older]
     cut, questions = environment["cut"], environment["questions"]

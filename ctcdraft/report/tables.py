@@ -148,6 +148,12 @@ def millisecond_columns(parts: Sequence[str]) -> Columns:
     return {part: partial(milliseconds, part) for part in parts}
 
 
+def describe_steps(rows: Sequence[Row]) -> list[str]:
+    """Return a line per drafter with how its steps run, where base.static_shapes=true: some may not be captured."""
+    steps = {row["drafter"]: row["steps"] for row in rows if row.get("steps")}  # reports of older versions lack it
+    return [f"steps of {name}: {how}" for name, how in steps.items()] if {*steps.values()} - {"exact shapes"} else []
+
+
 def describe_null(row: Row) -> str:
     """Return how often other kernels alone change the baseline's tokens."""
     null = row["lossless"].get("null")

@@ -183,7 +183,7 @@ def test_the_entry_point_measures_a_shape(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    names = ["autoregressive", "ctc", "medusa", "hydra", "eagle", "blockwise", "prompt_lookup"]
+    names = ["autoregressive", "ctc_gru", "ctc", "medusa", "hydra", "eagle", "blockwise", "prompt_lookup"]
     assert sorted(row["drafter"] for row in report["rows"]) == sorted(names)
     assert report["environment"]["random_weights"] is True
     assert {row["tau"] for row in report["rows"]} == {None}

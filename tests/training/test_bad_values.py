@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -76,6 +78,31 @@ OPTION_VALUES = [
 def test_a_value_of_an_option_out_of_range(argument):
     config = compose_train("adapt=lora", "hidden_states=offline", argument)
     assert input_error(lambda: check_config(config)).startswith(f"{argument.split('=')[0]} must be ")
+
+
+def switches():
+    """Yield the key of every value in configs/ that is true or false, as on a command line."""
+    for file in sorted(CONFIGS.rglob("*.yaml")):
+        group = [part for part in file.relative_to(CONFIGS).parts[:-1] if part not in ("benchmark", "outside")]
+        yield from booleans(yaml.safe_load(file.read_text()), [] if group == ["experiment"] else group)
+
+
+def booleans(node, path):
+    for key, value in node.items() if isinstance(node, dict) else ():
+        if isinstance(value, bool) and key != "_partial_" and "config" not in path and "of" not in path:
+            yield ".".join([*path, key])
+        yield from booleans(value, [*path, key])
+
+
+def test_words_are_no_booleans():
+    """`overwrite=no` would count as true, and delete what is there."""
+    keys = set(switches())
+    assert {"overwrite", "base.static_shapes", "drafter.body.causal", "drafter.own_heads"} <= keys
+    for key, word in product(keys, ("no", "maybe", 2)):
+        config = OmegaConf.create()
+        OmegaConf.update(config, key, word)
+        with pytest.raises(InputError, match=rf"^{re.escape(key)} must be true or false, got {word}$"):
+            check_config(config)
 
 
 def test_shipped_experiments_pass(shipped):
