@@ -123,6 +123,6 @@ def select_levels(tokens_LN: Tensor, parents_LN: Tensor, masses_LN: Tensor) -> t
     """Return the best nodes of all levels, best first; parents_N are nodes, -1 the empty prefix."""
     depth, nodes = tokens_LN.shape
     # Row 0 is the empty prefix; the prefixes of each level follow those of the level above.
-    first_L = (torch.arange(-1, depth - 1, device=tokens_LN.device) * nodes + 1).clamp(min=0)
+    first_L = torch.arange(1 - nodes, nodes * (depth - 1) + 1, nodes, device=tokens_LN.device).clamp(min=0)
     rows_LN = parents_LN + first_L[:, None]
     return select_nodes(tokens_LN.flatten(), rows_LN.flatten(), masses_LN.flatten(), nodes)
