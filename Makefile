@@ -44,7 +44,7 @@ GPU_PYTHON = $(or $(wildcard $(BIN)/python),$(PYTHON))
 gpu:
 	@$(GPU_PYTHON) -c 'import sys; from importlib.util import find_spec; \
 	  absent = [name for name in "torch transformers hydra einops safetensors jinja2".split() if not find_spec(name)]; \
-	  sys.exit(f"{sys.executable} lacks {", ".join(absent)}: run make setup, or install them there" if absent else 0)'
+	  sys.exit(f"{sys.executable} lacks " + " ".join(absent) + ": run make setup, or install them" if absent else 0)'
 	$(GPU_PYTHON) -m benchmarks.gpu $(PART)
 
 # vLLM pins its own torch and transformers, so it has an environment of its own (docs/serving.md).

@@ -171,19 +171,13 @@ def load_base(config: DictConfig, entries: Mapping[str, ContestantConfig]) -> An
     """Return the base model of the command line, or that of the first run; `base.path=` alone moves the run's own."""
     runs = [run for entry in entries.values() for run in entry.runs()]
     of_runs = [run_base_config(run) for run in runs if not run.published]
-    if "_target_" in config.base:
-        node: Any = config.base
-    elif of_runs:
+    node: Any = config.base if "_target_" in config.base else None
+    if node is None and of_runs:
         node = OmegaConf.merge(of_runs[0], {key: value for key, value in config.base.items() if value is not None})
-    else:
-        node = None
     if node is None or not (node.path or "of" in node):
-        if published := [run for run in runs if run.published]:
-            raise InputError(
-                f"{published[0].run} is a published head, which has no base; add base=NAME, or base=local "
-                "base.path=FOLDER"
-            )
-        raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
+        head = next((run.run for run in runs if run.published), None)
+        what = f"{head} is a published head without a base: give" if head else "no base: give a run as checkpoint=, or"
+        raise InputError(f"{what} base=tiny, or base=local base.path=FOLDER")
     if node.path is None:  # base=shape has random weights and takes none of these
         node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map", "quantization")])
     layers = [layer for of in (node, *(run.config.base for run in runs)) for layer in of.get("aux_layers", ["last"])]

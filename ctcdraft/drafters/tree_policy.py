@@ -207,11 +207,7 @@ class AdaptivePolicy:
         return cls(costs, model, tuple(map(float, taus)), costs.rest, float(rate))
 
     def limit(self, recent: float) -> int:
-        """Return the index of the size that is expected to be fastest, as far as is known before the draft.
-
-        0, no draft, always where the drafter gains less than LEAST_GAIN on the calibration texts. Recent acceptance
-        counts fully, whatever weight it has in the regression: texts may be unlike those of the calibration.
-        """
+        """Return the index of the size expected to be fastest before a draft; 0, none, for gains below LEAST_GAIN."""
         # Not compared with the rate of earlier steps, which would skip drafts that gain less than usual.
         usual = self.speeds(1.0)
         return first_greatest(self.speeds(exp(recent))) if max(usual) >= (1 + LEAST_GAIN) * usual[0] else 0

@@ -58,16 +58,6 @@ def test_tokens_and_steps_are_those_of_exact_shapes(kind, temperature, tmp_path)
         base.static_shapes = None
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_small_trees_of_fixed_shapes(nodes, tmp_path):
-    base, how = random_base(context=128), replace(HOW, nodes=nodes, max_new_tokens=12)
-    for drafter in [one for one in all_drafters(base, tmp_path) if not why_not_captured(one)]:
-        expected = generate(base, drafter, PROMPTS[0], how, frozenset([3]), 5).tokens
-        base.static_shapes = StaticShapes()
-        assert generate(base, drafter, PROMPTS[0], how, frozenset([3]), 5).tokens == expected, type(drafter).__name__
-        base.static_shapes = None
-
-
 def test_a_response_ends_at_its_first_stop_token_and_at_the_end_of_the_context(tmp_path):
     """The step that runs meanwhile changes nothing, and asks no drafter for a position that it has not."""
     base = random_base(context=64)
