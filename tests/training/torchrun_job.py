@@ -111,6 +111,7 @@ def fill(case: dict, peers) -> None:
 
     source.compute_shard = counted
     shard_folder.is_intact = lambda file: (compared.append(file), is_intact(file))[1]
+    peers.any_process()  # waits until all have read the rows of the last call, before a shard is removed
     if "remove" in case and peers.rank == peers.world_size - 1:
         source.folder.files[case["remove"]].unlink()
     source.precompute(peers)
