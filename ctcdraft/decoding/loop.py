@@ -199,6 +199,12 @@ class Context:
         now = CONTEXT_MEMBERS.get(name)
         raise AttributeError(f"Context has no {name}" + (f"; it is called {now} now" if now else ""))
 
+    def limited(self, new_states_KD: Tensor, nodes: int, min_path_prob: float) -> Self:
+        """Return the context with these hidden states and limits; written out like `extend`."""
+        return type(self)(
+            self.tokens_L, new_states_KD, self.remaining_tokens, nodes, self.logits_processor, min_path_prob
+        )
+
     def extend(self, path: AcceptedPath, states_ND: Tensor) -> Self:
         """Return the context after committing the path. states_ND: hidden states of all nodes of the tree."""
         tokens_L = torch.cat([self.tokens_L, path.tokens_K])

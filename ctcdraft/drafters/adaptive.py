@@ -8,19 +8,17 @@ decided before the draft, as it is on an accelerator, where looking at the proba
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
 from math import log
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.acceptance import LEAST_PROB, MOST_PROB, TreeNodes
 from ctcdraft.drafters.base import samples_drafts, uses_hidden_states
-from ctcdraft.drafters.tree_policy import LEAST_PROB, MOST_PROB, AdaptivePolicy, TreeNodes
+from ctcdraft.drafters.tree_policy import AdaptivePolicy
 from ctcdraft.machine_code import load_kernels
 
 RECENT_DECAY = 0.98  # of the sums behind `recent`, at every draft: about the latest fifty count
@@ -84,18 +82,19 @@ class AdaptiveDrafter:
         if memory is not None and len(context.tokens_L) < memory.length + memory.skipped:
             return self.skip(context, memory)
         policy, now = self.policy, self.observe(context, memory)
-        limit = policy.limit(now.recent)
+        recent, rate = now.recent, now.rate
+        limit = policy.limit(recent)
         nodes = min(policy.costs.nodes[limit], context.nodes)
         if nodes == 1 or context.depth < 1:
             skipped = min(max(1, 2 * now.skipped), SKIPPED_STEPS)
             return self.skip(context, now._replace(limit=0, size=0, skipped=skipped))
         states_KD = torch.cat([*now.pending, context.new_states_KD]) if now.pending else context.new_states_KD
-        least = 0.0 if self.samples_drafts else policy.least_path_prob(now.recent, now.rate, context.depth)
-        request = replace(context, new_states_KD=states_KD, nodes=nodes, min_path_prob=least)
+        least = 0.0 if self.samples_drafts else policy.least_path_prob(recent, rate, context.depth)
+        request = context.limited(states_KD, nodes, least)
         tree, inner = self.drafter.draft(request, now.inner, rng)
         size, expected = limit, policy.limit_tokens[limit] - 1
         if cuts_trees(self.samples_drafts, tree.tokens_N.is_cpu):
-            tree, size, expected = keep_best_nodes(policy, tree, now.recent, now.rate, limit)
+            tree, size, expected = keep_best_nodes(policy, tree, recent, rate, limit)
         return tree, now._replace(inner=inner, pending=[], limit=limit, size=size, expected=expected, skipped=0)
 
     def skip(self, context: Context, memory: AdaptiveMemory) -> tuple[TokenTree, AdaptiveMemory]:
@@ -115,13 +114,13 @@ class AdaptiveDrafter:
         decay, rate_decay = (RECENT_DECAY if drafted else SKIPPED_DECAY) ** steps, RATE_DECAY**steps
         weight = (1 - rate_decay) / (1 - RATE_DECAY) / steps  # of a step's tokens and time, decayed since, on average
         time = steps * (policy.costs.rest[memory.size] + policy.costs.draft[memory.limit])
-        return memory._replace(
-            length=length,
-            accepted_sum=decay * memory.accepted_sum + (committed - 1) * drafted,
-            expected_sum=decay * memory.expected_sum + memory.expected * drafted,
-            tokens=rate_decay * memory.tokens + weight * committed,
-            time=rate_decay * memory.time + weight * time,
-        )
+        accepted_sum = decay * memory.accepted_sum + (committed - 1) * drafted
+        expected_sum = decay * memory.expected_sum + memory.expected * drafted
+        sums = accepted_sum, expected_sum, rate_decay * memory.tokens + weight * committed
+        return AdaptiveMemory(
+            memory.inner, length, memory.pending, memory.limit, memory.size, memory.expected, *sums,
+            rate_decay * memory.time + weight * time, memory.skipped,
+        )  # fmt: skip
 
 
 def cuts_trees(sampled: bool, on_cpu: bool) -> bool:
@@ -134,47 +133,33 @@ def keep_best_nodes(
 ) -> tuple[TokenTree, int, float]:
     """Return the tree of the nodes that are worth their time, the index of its size, at most `limit`, and the draft
     tokens that it is expected to have accepted, whatever was recently accepted."""
+    if len(tree) == 1:
+        return tree, 0, 0.0
     kernels = load_kernels("ctcdraft.drafters.policy_kernels")
     if kernels is None or tree.path_probs_N is None:
         drafted = TreeNodes.of(tree, policy.model, recent)
         size = policy.size(drafted, rate, limit)
         kept = policy.costs.nodes[size] - 1
         return keep_nodes(tree, drafted.numbers[:kept]), size, sum(drafted.usual_probs[:kept])
-    weights_X, sizes_S, rest_S = policy_arrays(policy)
     size, nodes_M, parents_M, height, expected = kernels.best_nodes(
-        tree.path_probs_N.double().numpy(),
-        tree.parents_N.numpy(),
-        weights_X,
-        recent,
-        rate,
-        sizes_S[: limit + 1],
-        rest_S[: limit + 1],
-        LEAST_PROB,
-        MOST_PROB,
+        tree.path_probs_N.numpy(), tree.parents_N.numpy(), *policy.arrays, recent, rate, limit, LEAST_PROB, MOST_PROB
     )
     if len(nodes_M) == len(tree):
         return tree, size, expected
-    kept_M = torch.from_numpy(nodes_M)
-    path_probs_M = tree.path_probs_N.take(kept_M)
-    tree = TokenTree(tree.tokens_N.take(kept_M), torch.from_numpy(parents_M), height, path_probs_N=path_probs_M)
+    tree = TokenTree(torch.from_numpy(tree.tokens_N.numpy()[nodes_M]), torch.from_numpy(parents_M), height)
     return tree, size, expected
 
 
-@lru_cache(maxsize=64)
-def policy_arrays(policy: AdaptivePolicy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weights of the acceptance model, the sizes and their times as arrays."""
-    costs = policy.costs
-    return np.asarray(policy.model.weights), np.asarray(costs.nodes), np.asarray(costs.rest)
-
-
 def keep_nodes(tree: TokenTree, numbers: Sequence[int]) -> TokenTree:
-    """Return the tree with the root and these nodes alone, each with its parent among them."""
+    """Return the tree with the root and these nodes alone, each with its parent among them.
+
+    Path probabilities are left out: verification does not need them.
+    """
     if len(numbers) == len(tree) - 1:
         return tree
     kept = [0, *sorted(numbers)]
     position = {node: at for at, node in enumerate(kept)}
     parents = [-1, *(position[tree.host_parents[node]] for node in kept[1:])]
     kept_N = torch.tensor(kept)
-    path_probs_N = None if tree.path_probs_N is None else tree.path_probs_N.take(kept_N)
     height = max(tree.host_depths[node] for node in kept)
-    return TokenTree(tree.tokens_N.take(kept_N), torch.tensor(parents), height, path_probs_N=path_probs_N)
+    return TokenTree(tree.tokens_N.take(kept_N), torch.tensor(parents), height)

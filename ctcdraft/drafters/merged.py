@@ -15,8 +15,8 @@ from torch import nn
 
 from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.acceptance import draft_path_probs
 from ctcdraft.drafters.base import refuse_non_drafter, samples_drafts, uses_hidden_states
-from ctcdraft.drafters.tree_policy import draft_path_probs
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 

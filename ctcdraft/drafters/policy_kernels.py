@@ -1,4 +1,4 @@
-"""The choice of an adaptive tree's nodes, compiled by numba; `tree_policy` has the slow twin."""
+"""The choice of an adaptive tree's nodes, compiled by numba; `acceptance` and `tree_policy` have the slow twin."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def logistic(logit):
 
 
 @exactly
-def best_nodes(probs_N, parents_N, weights_X, recent, rate, sizes_S, rest_S, least, most):
-    """Return the index of the best size, its nodes_M in ascending order with their parents_M, the height of that tree,
-    and the draft tokens that it is expected to have accepted, whatever was recently accepted."""
+def best_nodes(probs_N, parents_N, weights_X, sizes_S, rest_S, recent, rate, limit, least, most):
+    """Return the index of the best size, at most `limit`, its nodes_M in ascending order with their parents_M, the
+    height of that tree, and the draft tokens that it is expected to have accepted, whatever was recently accepted."""
     nodes = len(probs_N)
     depths_N = np.empty(nodes, np.int64)
     logits_N = acceptance_logits(probs_N, parents_N, depths_N, weights_X, least, most)
@@ -48,7 +48,7 @@ def best_nodes(probs_N, parents_N, weights_X, recent, rate, sizes_S, rest_S, lea
     negative_N[0] = -2.0  # the root first
     order_N = np.argsort(negative_N, kind="mergesort")  # stable: parents come before their children
     best, best_value, tokens, taken = 0, -np.inf, 1.0, 1
-    for size in range(len(sizes_S)):
+    for size in range(limit + 1):
         while taken < min(sizes_S[size], nodes):
             tokens -= negative_N[order_N[taken]]
             taken += 1

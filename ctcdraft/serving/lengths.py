@@ -1,7 +1,7 @@
 """Draft lengths of a batch: as many draft tokens as pay for their time, none where drafting does not pay.
 
 A step with Q requests whose forward pass has n tokens commits Q + sum of p tokens in expectation, p the calibrated
-probability that a draft token is accepted with all tokens before it (as in `drafters/tree_policy.py`). Where a step
+probability that a draft token is accepted with all tokens before it (as in `drafters/acceptance.py`). Where a step
 takes `base + slope * n` seconds and the draft `draft`, the lengths maximise
 
     (Q + sum of p) / (base + slope * n + draft)
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ctcdraft.drafters.acceptance import AcceptanceModel
 from ctcdraft.drafters.adaptive import RECENT_DECAY, recent_ratio
-from ctcdraft.drafters.tree_policy import AcceptanceModel
 
 DECAY = 0.95  # of measured times, per step: about the latest twenty count
 FIRST_PLAIN, FIRST_DRAFTED = 4, 8  # steps of each kind that are measured before anything is decided

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ctcdraft.config.published_head import MATCHING_FIELDS, is_published_head, load_published_drafter, read_head_config
+from ctcdraft.drafters.acceptance import AcceptanceModel
 from ctcdraft.drafters.parallel import ParallelDrafter
-from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy
+from ctcdraft.drafters.tree_policy import AdaptivePolicy
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fingerprint import weights_hash

@@ -18,9 +18,10 @@ from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.distributed import Shard
+from ctcdraft.drafters.acceptance import AcceptanceModel, TreeNodes
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.controls import Oracle, RandomDrafter
-from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts, TreeNodes
+from ctcdraft.drafters.tree_policy import AdaptivePolicy, StepCosts
 from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.output_dir import OutputDir

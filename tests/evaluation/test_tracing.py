@@ -7,10 +7,11 @@ from small_evaluations import PROMPTS, make_setup
 from tiny_models import random_base
 from training_parts import ctc_head
 
+from ctcdraft.drafters.acceptance import AcceptanceModel
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
-from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts
+from ctcdraft.drafters.tree_policy import AdaptivePolicy, StepCosts
 from ctcdraft.evaluation.tracer import TraceSettings
 
 FREE = StepCosts((1, 4, 8), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))  # drafting always pays

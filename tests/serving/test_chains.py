@@ -10,8 +10,8 @@ from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 from ctcdraft.decoding.loop import Context
+from ctcdraft.drafters.acceptance import AcceptanceModel
 from ctcdraft.drafters.parallel import ParallelDrafter
-from ctcdraft.drafters.tree_policy import AcceptanceModel
 from ctcdraft.drafters.trees.per_frame import PerFrameTree
 from ctcdraft.drafters.trees.request import ConditionedFrames, UnconditionedFrames
 from ctcdraft.nn.bodies import ResidualBody

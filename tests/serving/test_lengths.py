@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ctcdraft.drafters.tree_policy import AcceptanceModel
+from ctcdraft.drafters.acceptance import AcceptanceModel
 from ctcdraft.serving.lengths import FIRST_DRAFTED, FIRST_PLAIN, MAX_UNMEASURED, MOST_WAIT, DraftLengths, StepTime
 
 PROBS_QK = np.array([[0.9, 0.8, 0.7, 0.6], [0.5, 0.2, 0.1, 0.05]])

@@ -11,7 +11,7 @@ from ctcdraft.config.cli import compose_config
 from ctcdraft.config.drafters import build_drafter
 from ctcdraft.config.published_head import load_published_drafter, read_head_config
 from ctcdraft.decoding.loop import Context
-from ctcdraft.drafters.tree_policy import AcceptanceModel
+from ctcdraft.drafters.acceptance import AcceptanceModel
 from ctcdraft.drafters.trees.per_frame import PerFrameTree
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base

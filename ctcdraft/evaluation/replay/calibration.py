@@ -19,16 +19,10 @@ from torch import Tensor
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.acceptance import AcceptanceModel, TreeNodes, draft_path_probs, path_prob_ranks
 from ctcdraft.drafters.adaptive import RECENT_DECAY, cuts_trees, recent_ratio
 from ctcdraft.drafters.base import samples_drafts
-from ctcdraft.drafters.tree_policy import (
-    AcceptanceModel,
-    AdaptivePolicy,
-    StepCosts,
-    TreeNodes,
-    draft_path_probs,
-    path_prob_ranks,
-)
+from ctcdraft.drafters.tree_policy import AdaptivePolicy, StepCosts
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.replay.drafts import (
     BaseAnswer,

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.acceptance import AcceptanceModel
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.controls import RandomDrafter
-from ctcdraft.drafters.tree_policy import AcceptanceModel, AdaptivePolicy, StepCosts
+from ctcdraft.drafters.tree_policy import AdaptivePolicy, StepCosts
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.profiling import PhaseTimes, profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
