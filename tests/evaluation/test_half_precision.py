@@ -23,7 +23,7 @@ from ctcdraft.evaluation.runner import turn_prompt
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base
 
-PROMPTS = [torch.randint(5, 261, (12,), generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+PROMPTS = [torch.randint(5, 261, (12,), generator=torch.Generator().manual_seed(seed)) for seed in range(48)]
 
 
 class WrongMask(BaseLM):
@@ -46,13 +46,24 @@ class WrongPosition(BaseLM):
 
 
 class WrongRows(BaseLM):
-    """The cache keeps the row of the last node instead of the root's."""
+    """The newest row of the cache has the keys of the row before it."""
+
+    def read_tree(self, tree, cache):
+        if len(tree) > 2 and self.dtype in FAULTY:
+            for keys, _ in cache.layer_buffers:
+                keys[:, :, cache.length - 1] = keys[:, :, cache.length - 2]
+        return super().read_tree(tree, cache)
+
+
+class OtherKernel(BaseLM):
+    """Trees are read by a kernel that rounds in another way than that of one token, as on some processors."""
 
     def read_tree(self, tree, cache):
         output = super().read_tree(tree, cache)
-        if len(tree) > 2 and self.dtype in FAULTY:
-            for keys, _ in cache.layer_buffers:
-                keys[:, :, cache.length - len(tree)] = keys[:, :, cache.length - 1]
+        if len(tree) > 1 and self.dtype == torch.bfloat16:
+            rng = torch.Generator().manual_seed(cache.length)
+            rounding_NV = torch.randn(output.logits_NV.shape, generator=rng) * output.logits_NV.std() / 300
+            output.logits_NV.add_(rounding_NV)
         return output
 
 
@@ -70,9 +81,9 @@ def setup_of(fault=None, static=False, spread=0.06, **changes):
     return EvaluationSetup(base, contestants, settings, 0)
 
 
-def divergences(setup, contestant="oracle"):
+def divergences(setup, contestant="oracle", prompts=6):
     found = []
-    for seed, prompt_L in enumerate(PROMPTS):
+    for seed, prompt_L in enumerate(PROMPTS[:prompts]):
         truth = setup.answer("autoregressive", prompt_L, seed).tokens
         if contestant == "oracle":
             setup.contestants["oracle"] = oracle_drafter(torch.cat([prompt_L, torch.tensor(truth)]), 5)
@@ -83,7 +94,8 @@ def divergences(setup, contestant="oracle"):
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.7, "top_p": 0.9}])
 def test_near_ties_are_rounding(changes):
-    found = divergences(setup_of(**changes))
+    """Some of so many prompts have one, whatever the processor's own kernels do."""
+    found = divergences(setup_of(fault=OtherKernel, **changes), prompts=len(PROMPTS))
     assert found
     assert [one.rounding for one in found] == [True] * len(found)
 
