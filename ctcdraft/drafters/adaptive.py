@@ -141,8 +141,10 @@ def keep_best_nodes(
         size = policy.size(drafted, rate, limit)
         kept = policy.costs.nodes[size] - 1
         return keep_nodes(tree, drafted.numbers[:kept]), size, sum(drafted.usual_probs[:kept])
+    half = tree.path_probs_N.dtype.itemsize == 2  # NumPy has no bfloat16, machine code no half precision
+    probs_N = tree.path_probs_N.float() if half else tree.path_probs_N
     size, nodes_M, parents_M, height, expected = kernels.best_nodes(
-        tree.path_probs_N.numpy(), tree.parents_N.numpy(), *policy.arrays, recent, rate, limit, LEAST_PROB, MOST_PROB
+        probs_N.numpy(), tree.parents_N.numpy(), *policy.arrays, recent, rate, limit, LEAST_PROB, MOST_PROB
     )
     if len(nodes_M) == len(tree):
         return tree, size, expected

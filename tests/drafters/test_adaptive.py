@@ -107,6 +107,18 @@ def test_machine_code_keeps_the_nodes_of_the_slow_twin(seed, monkeypatch):
     assert expected == pytest.approx(true_expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_probabilities_in_half_precision_choose_as_their_float32_values(dtype):
+    tree = random_tree(3, 40)
+    half_N = tree.path_probs_N.to(dtype)
+    inputs = 0.0, 0.5, 4
+    ours, size, expected = keep_best_nodes(policy(), replace(tree, path_probs_N=half_N), *inputs)
+    truth, true_size, true_expected = keep_best_nodes(policy(), replace(tree, path_probs_N=half_N.float()), *inputs)
+    assert texts(ours) == texts(truth)
+    assert 1 < len(ours) < 40
+    assert (size, expected) == (true_size, true_expected)
+
+
 def test_probabilities_of_no_use_are_no_error():
     tree = replace(random_tree(0, 5), path_probs_N=torch.tensor([1.0, 1.0, 0.0, torch.nan, torch.inf]))
     nodes = TreeNodes.of(tree, AcceptanceModel((0.0, 90.0, 0.0, 0.0, 0.0, 0.0, 1.0)), 0.0)
