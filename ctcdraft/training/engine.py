@@ -23,6 +23,7 @@ from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss
 from ctcdraft.objectives.step_counts import shared_step
+from ctcdraft.training.muon import CPUMuon
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ class MuonEngine(TorchEngine):
     """
 
     def matrix_optimizer(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Muon(
+        kind = CPUMuon if matrices[0].is_cpu else torch.optim.Muon
+        return kind(
             matrices,
             lr=self.settings.learning_rate,
             momentum=self.settings.betas[1],
