@@ -12,8 +12,8 @@ from torch import Tensor
 class CPUMuon(torch.optim.Muon):
     """torch's Muon, scaled to the size of AdamW's updates, with orthogonalised updates in the gradient's own dtype.
 
-    `torch.optim.Muon` orthogonalises in bfloat16. A processor without instructions for it takes 14 to 44 times as long
-    as in float32 (AVX2, matrices of 160 x 160 to 4,096 x 160), which is most of a training step of a small head.
+    `torch.optim.Muon` orthogonalises in bfloat16, which processors without instructions for it emulate: there this can
+    take longer than the rest of a training step.
     """
 
     @torch.no_grad()
