@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import sqrt
 
 import torch
@@ -13,15 +12,11 @@ class CPUMuon(torch.optim.Muon):
     """torch's Muon, scaled to the size of AdamW's updates, with orthogonalised updates in the gradient's own dtype.
 
     `torch.optim.Muon` orthogonalises in bfloat16, which processors without instructions for it emulate: there this can
-    take longer than the rest of a training step.
+    take longer than the rest of a training step. Momentum is Nesterov's and `adjust_lr_fn` "match_rms_adamw".
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
             for weight in group["params"]:
@@ -35,7 +30,6 @@ class CPUMuon(torch.optim.Muon):
                 update = orthogonalize(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 weight.mul_(1 - lr * group["weight_decay"])
                 weight.add_(update, alpha=-lr * 0.2 * sqrt(max(weight.shape)))
-        return loss
 
 
 def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
+from truths_training import slow_orthogonalize
 
 from ctcdraft.distributed import ALONE, Distributed
 from ctcdraft.objectives.base import Loss
@@ -41,6 +44,17 @@ def test_accumulated_batches_have_the_gradient_of_one_batch_of_all(kind, batches
     assert len(whole) == len(parts) == 2
     for one, other in zip(whole, parts, strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_muon_orthogonalises_in_the_dtype_of_the_weights_on_a_cpu():
+    module, one = engine(MuonEngine)
+    inputs = torch.randn(12, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    before = module.weight.detach().clone()
+    (gradient,) = torch.autograd.grad(module(inputs).square().mean(), module.weight)
+    one.step([lambda: Loss(module(inputs).square().mean(), {})])
+    expected = SETTINGS.learning_rate * 0.2 * math.sqrt(32) * slow_orthogonalize(gradient)
+    assert expected.abs().max() > 1e-4
+    assert torch.allclose(before - module.weight, expected, rtol=0, atol=1e-9)
 
 
 def test_gradients_are_reduced_while_the_backward_pass_runs():

@@ -3,25 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from truths_training import slow_orthogonalize
 
-from ctcdraft.distributed import ALONE
-from ctcdraft.objectives.base import Loss
-from ctcdraft.training.engine import MuonEngine, OptimizerSettings
 from ctcdraft.training.muon import CPUMuon, orthogonalize
 
 SHAPES = [(32, 32), (32, 80), (80, 32)]
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-
-
-def slow_orthogonalize(matrix, steps=5):
-    """The quintic of every singular value, by an SVD."""
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    values = values / values.square().sum().sqrt()
-    a, b, c = COEFFICIENTS
-    for _ in range(steps):
-        values = a * values + b * values**3 + c * values**5
-    return left @ values.diag() @ right
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -58,30 +45,3 @@ def test_weights_are_those_of_torch_but_for_bfloat16(shape):
     assert (ours - start).norm() > 0.5 * moved > 0
     assert torch.equal(state["state"][0]["momentum_buffer"], their_state["state"][0]["momentum_buffer"])
     assert state["param_groups"] == their_state["param_groups"]
-
-
-class DtypesOfResults(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.seen.add(result.dtype)
-        return result
-
-
-def test_the_engine_computes_nothing_in_bfloat16():
-    module = nn.Linear(32, 64)
-    settings = OptimizerSettings(
-        steps=2, learning_rate=1e-3, warmup_steps=1, min_lr_ratio=0.1, betas=(0.9, 0.95), weight_decay=0.1,
-        max_grad_norm=1.0, clip_value=None, autocast=False,
-    )  # fmt: skip
-    engine = MuonEngine(module, list(module.parameters()), settings, ALONE)
-    before = module.weight.detach().clone()
-    with DtypesOfResults() as dtypes:
-        engine.step([lambda: Loss(module(torch.ones(4, 32)).square().mean(), {})])
-    assert torch.float32 in dtypes.seen
-    assert torch.bfloat16 not in dtypes.seen
-    assert not torch.equal(module.weight, before)
