@@ -19,28 +19,32 @@ from ctcdraft.evaluation.replay.step_costs import isotonic
 from ctcdraft.progress import Progress
 
 
-def test_step_costs_are_the_median_times_in_steps_of_autoregression(monkeypatch):
-    """Scripted times: drafting takes nodes / 100, the rest 1 + nodes / 10. Of the four repeats of three arms the first
-    one is slow, the third one very slow and the last one too fast."""
+def test_step_costs_are_median_ratios_to_autoregression(monkeypatch):
+    """Scripted times: drafting takes nodes / 100 after one text and twice as long after the other, the rest takes
+    1 + nodes / 10, on a machine that is slower in every repeat than in the one before. The first of four repeats of
+    three arms, which warms up, is wrong, and so is one other run of each size."""
     setup, calls = make_setup(random_base()), []
 
     def profiled(base, drafter, prompt_L, settings, seed, stops):
+        repeat, arm = divmod(len(calls) % 12, 3)
         calls.append((type(drafter).__name__, settings.nodes))
-        slow = {0: 0.9, 2: 5.0, 3: -0.005}.get((len(calls) - 1) // 3 % 4, 0.0)
+        wrong = 9.0 if (repeat, arm) in {(0, 1), (0, 2), (1, 1), (3, 2)} else 0.0
+        slowdown = (1, 2, 3, 5)[repeat]
         # Random trees give the probability at which searches stop, and no times.
         random = isinstance(drafter, RandomDrafter)
-        draft = 0.0 if settings.nodes == 1 else (99.0 if random else settings.nodes / 100)
+        draft = 0.0 if settings.nodes == 1 else (99.0 if random else (len(prompt_L) - 2) * settings.nodes / 100)
         rest = 1.0 if settings.nodes == 1 else (77.0 if random else 1 + settings.nodes / 10)
-        seconds = {"draft": 10 * (draft + slow), "tree": 0.0, "read": 10 * (rest + slow), "verify": 0.0, "keep": 0.0}
-        return PhaseTimes({**seconds, "other": 0.0}, 10, 1, 0)
+        seconds = {part: 0.0 for part in ("tree", "verify", "keep", "other")}
+        seconds |= {"draft": 10 * slowdown * (draft + wrong), "read": 10 * slowdown * (rest + wrong)}
+        return PhaseTimes(seconds, 10, 1, 0)
 
     monkeypatch.setattr(step_costs, "profile_answer", profiled)
-    progress = Progress(2 * 4 * 3, "answers")
-    timed = step_costs.TimedSteps(setup, [torch.tensor([0, 7, 9])], 8, 3, progress)
+    progress = Progress(2 * 2 * 4 * 3, "answers")
+    timed = step_costs.TimedSteps(setup, [torch.tensor([0, 7, 9]), torch.tensor([0, 7, 9, 8])], 8, 3, progress)
     costs = step_costs.measure_step_costs(timed, (4, 8), ["prompt_lookup"])["prompt_lookup"]
     assert progress.done == progress.total == len(calls)
     assert costs.nodes == (1, 4, 8)
-    assert costs.draft == pytest.approx((0.0, 0.04, 0.08))
+    assert costs.draft == pytest.approx((0.0, 0.06, 0.12))
     assert costs.rest == pytest.approx((1.0, 1.4, 1.8))
     assert calls[:3] == [("Autoregressive", 1), ("RandomDrafter", 4), ("RandomDrafter", 8)]
     assert {name for name, _ in calls[-2:]} == {"FilledTrees"}

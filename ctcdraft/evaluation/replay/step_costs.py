@@ -95,36 +95,33 @@ class TimedSteps:
     progress: Progress
 
     def measure(self, arms: Sequence[tuple[Any, int]]) -> tuple[list[float], list[float]]:
-        """Return the times of drafting and of everything else, in steps of the first arm. arms: drafter, tree size."""
+        """Return the times of drafting and of everything else, in steps of the first arm. arms: drafter, tree size.
+
+        Medians of ratios to the first arm's run of the same repeat, their mean over the texts. So what slows the
+        machine down for a second affects both times of a ratio, and few of many short runs.
+        """
         draft, rest = [0.0] * len(arms), [0.0] * len(arms)
         for prompt_L in self.texts:
             drafts: list[list[float]] = [[] for _ in arms]
             rests: list[list[float]] = [[] for _ in arms]
-            for _ in range(self.repeats + 1):
-                for arm, (drafter, nodes) in enumerate(arms):  # in turn: a device that slows down affects all
+            for repeat in range(self.repeats + 1):
+                unit = 0.0
+                for arm, (drafter, nodes) in enumerate(arms):
                     times = self.profile(drafter, prompt_L, nodes)
-                    drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
                     self.progress.advance()
-                    drafts[arm].append(drafting)
-                    rests[arm].append(times.seconds_per_pass - drafting)
-            draft = [total + typical(each) for total, each in zip(draft, drafts, strict=True)]
-            rest = [total + typical(each) for total, each in zip(rest, rests, strict=True)]
-        unit = draft[0] + rest[0]
-        return [one / unit for one in draft], [one / unit for one in rest]
+                    unit = unit or times.seconds_per_pass
+                    if repeat:  # the first one warms up
+                        drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
+                        drafts[arm].append(drafting / unit)
+                        rests[arm].append((times.seconds_per_pass - drafting) / unit)
+            draft = [total + median(each) / len(self.texts) for total, each in zip(draft, drafts, strict=True)]
+            rest = [total + median(each) / len(self.texts) for total, each in zip(rest, rests, strict=True)]
+        return draft, rest
 
     def profile(self, drafter: Any, prompt_L: Tensor, nodes: int) -> PhaseTimes:
         """Return the times of one run of the loop. Its length limit is far, which would make its last trees shallow."""
         settings = replace(self.setup.settings, nodes=nodes, max_new_tokens=(self.steps + 1) * nodes + 1)
         return profile_answer(self.setup.base, drafter, prompt_L, settings, self.setup.seed, self.steps)
-
-
-def typical(repeats: Sequence[float]) -> float:
-    """Return the median without the first repeat, which warms up.
-
-    Not the fastest: a repeat with a draft takes fewer steps than one of autoregression, so that its mean varies more,
-    and the fastest of a few repeats would make drafting look cheaper than it is.
-    """
-    return median(repeats[1:])
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
