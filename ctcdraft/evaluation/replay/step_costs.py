@@ -97,8 +97,8 @@ class TimedSteps:
     def measure(self, arms: Sequence[tuple[Any, int]]) -> tuple[list[float], list[float]]:
         """Return the times of drafting and of everything else, in steps of the first arm. arms: drafter, tree size.
 
-        Medians of ratios to the first arm's run of the same repeat, their mean over the texts. So what slows the
-        machine down for a second affects both times of a ratio, and few of many short runs.
+        Every run is divided by the first arm's run of the same repeat, because the speed of a shared machine changes
+        from second to second; the results are medians over the repeats, averaged over the texts.
         """
         draft, rest = [0.0] * len(arms), [0.0] * len(arms)
         for prompt_L in self.texts:
@@ -110,7 +110,7 @@ class TimedSteps:
                     times = self.profile(drafter, prompt_L, nodes)
                     self.progress.advance()
                     unit = unit or times.seconds_per_pass
-                    if repeat:  # the first one warms up
+                    if repeat:  # the first one only warms up
                         drafting = (times.seconds["draft"] + times.seconds["tree"]) / times.passes
                         drafts[arm].append(drafting / unit)
                         rests[arm].append((times.seconds_per_pass - drafting) / unit)
