@@ -4,7 +4,7 @@
 
 Takes the overrides of evaluate.py. Both choices are calibrated on other prompts (sizing.path). Then all sizes, both
 choices and autoregression answer the first turns of the benchmark, in an order that is shuffled for every question,
-twice each; the shorter time counts, since other work on the machine only ever adds to one.
+four times each; the shortest time counts, since other work on the machine only ever adds to one.
 Prints the speed-up of every arm without prefill, the predicted one, and adaptive trees relative to the fixed size that
 turned out best on this benchmark; one contestant after another.
 """
@@ -33,7 +33,7 @@ from ctcdraft.evaluation.replay.calibration import choose_adaptive
 from ctcdraft.evaluation.replay.tree_size import choose_fixed
 from ctcdraft.evaluation.runner import turn_prompt
 
-REPEATS = 2
+REPEATS = 4
 Arms = Mapping[str, tuple[Any, int]]  # drafter and tree size
 
 
@@ -84,11 +84,11 @@ def measure(setup: EvaluationSetup, arms: Arms, texts: Sequence[torch.Tensor]) -
             settings = replace(setup.settings, nodes=nodes)
             answers[arm].append(generate_answer(base, drafter, prompt_L, settings, base.stop_token_ids, number))
         if number:
-            for arm, twice in answers.items():
-                seconds[arm].append(min(answer.seconds_decode for answer in twice))
-                steps[arm].append(len(twice[0].passes))
+            for arm, repeats in answers.items():
+                seconds[arm].append(min(answer.seconds_decode for answer in repeats))
+                steps[arm].append(len(repeats[0].passes))
             truth = answers[AUTOREGRESSIVE][0].tokens
-            unequal += sum(any(answer.tokens != truth for answer in twice) for twice in answers.values())
+            unequal += sum(any(answer.tokens != truth for answer in repeats) for repeats in answers.values())
     return seconds, steps, unequal
 
 
