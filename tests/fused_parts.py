@@ -44,6 +44,30 @@ def why_not_interpreted() -> str | None:
     return None
 
 
+def replace_language_once() -> None:
+    """Let the interpreter replace the functions of triton.language at the first kernel only.
+
+    It does so at every call of a kernel or of a function in one, by the same functions: half of the time of a kernel.
+    Nothing else in this process uses triton.language, so that it is not restored.
+    """
+    interpreter = import_module("triton.runtime.interpreter")
+    if not (hasattr(interpreter, "_patch_lang") and hasattr(interpreter, "_LangPatchScope")):
+        return  # private names of triton 3.9; without them kernels are only slower
+    replace, replaced = interpreter._patch_lang, set()
+
+    def replace_once(function: Callable) -> Any:
+        modules = frozenset(value for value in function.__globals__.values() if value is language or value is core)
+        if modules not in replaced:
+            replaced.add(modules)
+            replace(function)
+        return interpreter._LangPatchScope()  # what a kernel restores at its end: nothing
+
+    language, core = interpreter.tl, interpreter.tl.core
+    interpreter._patch_lang = replace_once
+
+
+if why_not_interpreted() is None:
+    replace_language_once()
 needs_triton = pytest.mark.skipif(why_not_interpreted() is not None, reason=str(why_not_interpreted()))
 # For `check_operation`, which compiles the kernels where there is a GPU.
 runs_kernels = pytest.mark.gpu if ON_GPU else needs_triton
