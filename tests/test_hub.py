@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -16,10 +15,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.config.drafters import build_drafter, load_drafter
 from ctcdraft.decoding.sampling import GumbelNoise, warp
-from ctcdraft.drafters.tree_policy import AdaptivePolicy
 from ctcdraft.errors import InputError
 from ctcdraft.hub import PublishedHead
-from ctcdraft.models.base_model import BaseLM
 from ctcdraft.training.run_directory import RunDirectory
 from studies.results import CONFIG, selected
 
@@ -111,19 +108,6 @@ def test_in_another_process_the_output_is_that_of_generate(home):
     own = load_drafter(home / "run", random_base(), None).trainable_state_dict()
     weights = json.dumps([(name, value.tolist()) for name, value in sorted(own.items())])
     assert found["weights"] == hashlib.sha256(weights.encode()).hexdigest()
-
-
-def test_half_precision_halves_the_file(home, tmp_path):
-    whole = PublishedHead.from_run(home / "run", random_base())
-    PublishedHead.from_run(home / "run", random_base(), dtype=torch.float16).save_pretrained(tmp_path)
-    sizes = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path, home / "head")]
-    assert sizes[0] < 0.6 * sizes[1]
-    model = random_lm()
-    head = PublishedHead.from_pretrained(tmp_path, model=model, tokenizer=tiny_tokenizer())
-    for name, weight in head.drafter.trainable_state_dict().items():
-        assert torch.equal(weight, whole.drafter.trainable_state_dict()[name].half().float())
-    ids = model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate)
-    assert torch.equal(ids, random_lm().generate(PROMPT, **ASKED, do_sample=False))
 
 
 def test_the_snippet_of_an_old_model_card_runs(home):
@@ -261,129 +245,3 @@ def test_another_model_is_refused_when_loaded_and_when_used(home):
         PublishedHead.from_pretrained(home / "head", model=random_lm())
     with pytest.raises(InputError, match=r"no head at .*gone"):
         PublishedHead.from_pretrained(home / "gone", model=random_lm(), tokenizer=tiny_tokenizer())
-
-
-@pytest.mark.parametrize(
-    ("file", "change", "sentence"),
-    [
-        ("config.json", lambda text: text.replace("ctcdraft.drafters.parallel", "os"), "wants to call os"),
-        ("config.json", lambda text: text[:40], "missing or damaged"),
-        ("config.json", lambda text: text.replace('"nodes"', '"knots"'), "has no `nodes`"),
-        ("config.json", lambda text: text.replace('"nodes": 16', '"nodes": "16"'), "missing or damaged"),
-        ("config.json", lambda text: text.replace('"nodes": 16', '"nodes": 1000000000000'), "missing or damaged"),
-        ("config.json", lambda text: text.replace('"taps"', '"tops"'), "missing or damaged"),
-        ("config.json", lambda text: text.replace('"last"', '{"_target_": "torch.load"}'), "missing or damaged"),
-        ("config.json", lambda text: text.replace('"last"', '"${oc.env:HOME}"'), "missing or damaged"),
-        ("config.json", lambda text: text.replace('"frames"', '"fremes"'), "fremes, which no part of a drafter has"),
-        ("model.safetensors", lambda text: "none", "missing or damaged"),
-    ],
-)
-def test_a_damaged_or_foreign_folder_is_refused(home, tmp_path, file, change, sentence):
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((home / "head" / name).read_bytes())
-    (tmp_path / file).write_text(change((tmp_path / file).read_text(errors="replace")))
-    with pytest.raises(InputError, match=sentence):
-        PublishedHead.from_pretrained(tmp_path, model=random_lm(), tokenizer=tiny_tokenizer())
-
-
-def test_a_head_with_old_keys_and_names_is_the_same_head(home, tmp_path):
-    """config.json as it was written when a tree builder was `paths` and drafters.parallel was drafters.block."""
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((home / "head" / name).read_bytes())
-    text = (tmp_path / "config.json").read_text().replace('"tree"', '"paths"')
-    text = text.replace("drafters.parallel.ParallelDrafter", "drafters.block.BlockDrafter")
-    text = text.replace("drafters.trees.ctc.PrefixSearch", "drafters.paths.PrefixSearch")
-    assert "drafters.paths.PrefixSearch" in text
-    (tmp_path / "config.json").write_text(text)
-    old = PublishedHead.from_pretrained(tmp_path, model=random_lm(), tokenizer=tiny_tokenizer())
-    _, head = loaded(home)
-    assert old.config_values == head.config_values
-
-
-POLICY = {
-    "costs": {"nodes": [1, 4, 8], "draft": [0.0, 0.1, 0.1], "rest": [1.0, 1.05, 1.1]},
-    "model": [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0],
-    "limit_tokens": [1.0, 1.5, 1.7],
-    "limit_time": [1.0, 1.05, 1.1],
-    "rate": 1.3,
-}
-
-
-def test_a_policy_of_an_evaluation_is_published_and_followed(home, tmp_path):
-    shutil.copytree(home / "run", tmp_path / "run")
-    sizes = tmp_path / "run" / "evaluation" / "tiny-greedy" / "sizes.json"
-    stored = {"of": {"contestants": {"ctc_gru": "weights other"}}, "sizes": {"ctc_gru": {"policy": POLICY}}}
-    sizes.write_text(json.dumps(stored))
-    assert PublishedHead.from_run(tmp_path / "run", random_base()).policy is None
-    weights = hashlib.sha256((tmp_path / "run" / "drafter.safetensors").read_bytes()).hexdigest()[:16]
-    stored["of"]["contestants"]["ctc_gru"] = f"config 0, weights {weights}"
-    sizes.write_text(json.dumps(stored))
-    PublishedHead.from_run(tmp_path / "run", random_base()).save_pretrained(tmp_path / "head")
-    model, head = loaded(tmp_path)
-    drafter, nodes = head.drafter_and_nodes()
-    assert (head.nodes, nodes, type(drafter).__name__) == ("adaptive", 8, "AdaptiveDrafter")
-    assert drafter.policy.to_json() == AdaptivePolicy.from_json(POLICY).to_json()
-    plain = random_lm().generate(PROMPT, **ASKED, do_sample=False)
-    assert torch.equal(model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate), plain)
-    head.nodes = 3
-    assert head.drafter_and_nodes() == (head.drafter, 3)
-    _, without = loaded(home)
-    without.nodes = "adaptive"
-    with pytest.raises(InputError, match="without a policy for adaptive trees"):
-        without.drafter_and_nodes()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"rate": "fast"}, {"rate": 0}, {"model": [1.0]}, {"limit_time": [1.0, 1.0, float("nan")]}, {"costs": {}},
-        {"costs": POLICY["costs"] | {"nodes": [4, 8, 16]}}, {"costs": POLICY["costs"] | {"draft": 1}},
-    ],
-)  # fmt: skip
-def test_a_damaged_policy_is_refused(home, tmp_path, change):
-    shutil.copytree(home / "head", tmp_path / "head")
-    file = tmp_path / "head" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"policy": POLICY | change}))
-    with pytest.raises(InputError, match=r"`policy` in config.json is damaged .*; remove it"):
-        loaded(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["dspark", "domino", "peagle"])
-def test_heads_of_masks_are_published(name, tmp_path):
-    """The same weights from its folder, and the same drafts."""
-    from omegaconf import OmegaConf
-
-    from benchmarks.drafter_cases import random_drafter
-    from ctcdraft.config.cli import compose_config
-
-    layers = ["last", 0, 1]
-    base = BaseLM(random_lm(), tiny_tokenizer(), "random", aux_layers=layers)
-    given = ["base=local", "base.path=none", f"base.aux_layers={layers}", "device=cpu", f"drafter={name}"]
-    run, drafter = RunDirectory(tmp_path / "run"), random_drafter(name, base)
-    config = OmegaConf.to_yaml(compose_config("train", *given), resolve=True)
-    run.create(config, base.fingerprint() | {"corpus": "none"}, overwrite=False)
-    run.save_head(drafter)
-    PublishedHead.from_run(run.path, base).save_pretrained(tmp_path / "head")
-    model, head = loaded(tmp_path)
-    expected, found = drafter.trainable_state_dict(), head.drafter.trainable_state_dict()
-    assert set(found) == set(expected)
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
-    plain = random_lm().generate(PROMPT, **ASKED, do_sample=False)
-    assert torch.equal(model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate), plain)
-
-
-def test_gpt2_too(tmp_path):
-    """A base without Llama's layers, and a head whose run was never evaluated."""
-    from functools import partial
-
-    from ctcdraft.drafters.parallel import ParallelDrafter
-    from ctcdraft.drafters.trees.ctc import PrefixSearch
-    from ctcdraft.nn.bodies import AttentionBody
-
-    model = random_lm("gpt2")
-    base = BaseLM(model, tiny_tokenizer(), "gpt2")
-    drafter = ParallelDrafter(base, 4, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16))
-    head = PublishedHead(drafter.eval(), base, {"nodes": 8}, "")
-    plain = random_lm("gpt2").generate(PROMPT, **ASKED, do_sample=False)
-    assert torch.equal(model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate), plain)
-    assert isinstance(model, transformers.GPT2LMHeadModel)

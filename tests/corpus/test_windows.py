@@ -61,3 +61,16 @@ def test_all_anchors_are_those_of_the_row_that_has_most():
     anchors = sample_anchors(mask, None, torch.rand(2, 7))
     assert [set(row.tolist()) for row in anchors] == [{1, 2, 6}, {0, 3, 4}]
     assert sample_anchors(torch.zeros(2, 7), None, torch.rand(2, 7)).tolist() == [[6], [6]]
+
+
+def test_labels_are_the_tokens_after_the_root():
+    """The windows of a finished text hold the tokens after each anchor's root."""
+    tokens = torch.arange(100, 112)
+    mask = torch.zeros(12, dtype=torch.int64)
+    mask[4:11] = 1
+    anchors = torch.tensor([[3, 6, 8]])
+    roots, labels, lengths = label_windows(tokens[None], mask[None], anchors, 4, torch.ones(1, 12).bool())
+    for root, label, length, anchor in zip(roots[0], labels[0], lengths[0], anchors[0], strict=True):
+        assert root == tokens[anchor + 1]
+        assert label[:length].tolist() == tokens[anchor + 2 : anchor + 2 + length].tolist()
+    assert lengths.tolist() == [[4, 3, 1]]

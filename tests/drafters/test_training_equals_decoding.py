@@ -14,7 +14,6 @@ from tiny_models import random_base
 
 from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, TokenSequences
-from ctcdraft.corpus.windows import label_windows
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
@@ -223,19 +222,6 @@ def test_training_batches_equal_what_decoding_sees():
             assert (logits[index] - decoded[anchor]).abs().max() < 1e-4
             compared += 1
     assert compared > 10
-
-
-def test_labels_are_the_tokens_after_the_root():
-    """The windows of a finished text hold the tokens after each anchor's root."""
-    tokens = torch.arange(100, 112)
-    mask = torch.zeros(12, dtype=torch.int64)
-    mask[4:11] = 1
-    anchors = torch.tensor([[3, 6, 8]])
-    roots, labels, lengths = label_windows(tokens[None], mask[None], anchors, 4, torch.ones(1, 12).bool())
-    for root, label, length, anchor in zip(roots[0], labels[0], lengths[0], anchors[0], strict=True):
-        assert root == tokens[anchor + 1]
-        assert label[:length].tolist() == tokens[anchor + 2 : anchor + 2 + length].tolist()
-    assert lengths.tolist() == [[4, 3, 1]]
 
 
 PATHS = [

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
@@ -12,7 +11,6 @@ import torch
 from small_evaluations import PROMPTS, evaluate_to, make_evaluation, make_setup
 from tiny_models import random_base
 
-from ctcdraft.corpus.types import Prompt
 from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.drafters.trees.sampled import SampledTokens
@@ -24,42 +22,11 @@ from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.logit_correction import MarkovCorrection
 from ctcdraft.report.figures import evaluation_figures
 from ctcdraft.report.html import files
-from ctcdraft.report.html.explorer import TokenLabels, frame_rows, initial_step, most_informative, sorted_answers
-from ctcdraft.report.html.render import format_percent, render
+from ctcdraft.report.html.explorer import TokenLabels, frame_rows, sorted_answers
+from ctcdraft.report.html.render import format_percent
 
 EXPLORER = TraceSettings(questions=2, tokens=12, tokens_per_frame=3)
 VOID = ("meta", "br")
-# Clicks and key presses of a reader, and what is visible after each, as JSON in the page's title.
-VISIT = """
-const seen = (one) => { const box = one.getBoundingClientRect(); return box.width > 50 && box.height > 50; };
-const unfolded = (one) => one.closest("details.explored").open;
-const passes = () => [...document.querySelectorAll(".pass")].filter((one) =>
-  getComputedStyle(one).display !== "none" && unfolded(one));
-const state = () => ({
-  passes: passes().map((one) => one.id),
-  marked: [...document.querySelectorAll("a.token.now")].filter(unfolded).map((one) => one.getAttribute("href")),
-  parts: passes().flatMap((one) => [...one.querySelectorAll("h5")].map((part) => part.textContent)),
-});
-const press = (key, more) => document.dispatchEvent(new KeyboardEvent("keydown", { key, ...more }));
-const steps = [
-  () => document.querySelector('a.token[href="#a0p1"]').click(),
-  () => press("ArrowRight"),
-  () => press("ArrowLeft"),
-  () => press("ArrowRight", { ctrlKey: true }),
-  () => { document.querySelectorAll("details.explored")[1].open = true;
-          document.querySelector('a.token[href="#a1p0"]').click(); },
-  () => press("ArrowLeft"),
-  () => document.querySelector('nav a[href="#losslessness"]').click(),
-];
-const recorded = { figures: [...document.querySelectorAll("figure")].filter((one) => seen(one.querySelector("svg")) &&
-  one.querySelectorAll("circle, rect, polyline").length > 3).map((one) => one.id), states: [state()] };
-const go_on = () => {
-  if (!steps.length) { document.title = JSON.stringify({ ...recorded, hash: location.hash }); return; }
-  steps.shift()();
-  setTimeout(() => { recorded.states.push(state()); go_on(); }, 50);
-};
-addEventListener("load", go_on);
-"""
 
 
 def head(base, paths, correction=None):
@@ -195,43 +162,6 @@ def test_a_long_name_is_not_cut(evaluated):
         assert figure.width >= usual[name].width + 7 * 60 - 190, name
 
 
-@pytest.mark.slow
-def test_in_a_browser_every_figure_is_visible_and_tokens_and_arrows_select_steps(evaluated, browser, tmp_path):
-    """A click on a token shows its step and hides the others of its response; the arrows stop at a response's ends. A
-    response in which nothing is chosen shows its initial step."""
-    copy = tmp_path / "page.html"
-    copy.write_text((evaluated / files.PAGE_FILE).read_text().replace("</body>", f"<script>{VISIT}</script></body>"))
-    done = subprocess.run([*browser, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
-    titles = ["".join(text) for name, _, text in Reader(done.stdout).elements if name == "title"]
-    (recorded,) = [json.loads(title) for title in titles if title[0] == "{"]
-    assert recorded["figures"] == [file.stem for file in drawn_files(evaluated)]
-    answers = sorted_answers(read_trace(evaluated))
-    assert most_informative(answers) == 0
-    alone = f"a0p{initial_step(answers[0].passes)}"
-    assert [state["passes"] for state in recorded["states"][:-1]] == [
-        [alone], ["a0p1"], ["a0p2"], ["a0p1"], ["a0p1"], [alone, "a1p0"], [alone, "a1p0"],
-    ]  # fmt: skip
-    assert recorded["hash"] == "#losslessness"
-    for state in recorded["states"][:-1]:
-        shown = [(name, *map(int, re.fullmatch(r"a(\d+)p(\d+)", name).groups())) for name in state["passes"]]
-        steps = {name: answers[answer].passes[step] for name, answer, step in shown}
-        assert state["marked"] == [f"#{name}" for name, one in steps.items() for _ in range(one.committed)]
-        assert state["parts"].count("Frames") == sum(one.frames is not None for one in steps.values())
-        assert state["parts"].count("Tree") == sum(len(one.tokens) > 1 for one in steps.values())
-        assert state["parts"].count("The base") == len(steps)
-
-
-@pytest.mark.slow
-def test_a_browser_makes_a_picture_of_it(evaluated, browser, tmp_path):
-    picture = tmp_path / "page.png"
-    shot = [f"--screenshot={picture}", "--window-size=1200,2400", (evaluated / files.PAGE_FILE).as_uri()]
-    subprocess.run([*browser, *shot], capture_output=True, timeout=120)
-    content = picture.read_bytes()
-    assert content.startswith(b"\x89PNG")
-    assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (1200, 2400)
-    assert len(content) > 50_000  # an empty one of this size has 15,000
-
-
 def drawn_files(evaluated):
     """Return the figures in the order of the page."""
     page = (evaluated / files.PAGE_FILE).read_text()
@@ -274,83 +204,6 @@ def test_the_distribution_test_is_shown_where_draft_tokens_are_sampled(evaluated
     text = files.rebuild_page(tmp_path).read_text()
     for cell in ("5,000", "20.5", "0.400", "0.0310", "0.0290"):
         assert f"<td>{cell}</td>" in text
-
-
-def test_text_is_never_markup(evaluated, tmp_path):
-    """Markup in a prompt, a token or a command is shown and not interpreted."""
-    evil = '</script><script>alert("1")</script><img src=x>&amp;'
-    seen, report = read_trace(evaluated), json.loads((evaluated / "report.json").read_text())
-    answers = tuple(replace(one, prompt=evil, id=evil, pieces=(evil,) * len(one.pieces)) for one in seen.answers)
-    seen = replace(seen, answers=answers, token_texts=dict.fromkeys(seen.token_texts, evil))
-    report["environment"] |= {"command": evil, "base": evil}
-    for number, row in enumerate(report["rows"]):
-        row["drafter"] = f"{evil}{number}"
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    (tmp_path / "explorer.json").write_text(trace_to_json(seen))
-    page = Reader(files.rebuild_page(tmp_path).read_text())
-    assert sum(name == "script" for name, *_ in page.elements) == 1
-    assert not any(name == "img" for name, *_ in page.elements)
-    assert [evil] in [text for _, _, text in page.elements]
-
-
-EVIL = (
-    "<script>document.title='owned'</script>",
-    "</script><script>document.title='owned'</script>",
-    "</style></svg></title><img src=x onerror=\"document.title='owned'\">",
-    "\"'><svg onload=document.title='owned'>",
-    "<!--<iframe srcdoc=\"<script>parent.document.title='owned'</script>\">",
-)
-
-
-@pytest.fixture(scope="module")
-def evil(tmp_path_factory):
-    """A page whose drafter names, prompts and responses are markup. A random base does not respond with markup, so its
-    tokens are replaced in the trace."""
-    path = tmp_path_factory.mktemp("evil")
-    setup = make_setup(base := random_base(context=1024))
-    setup.contestants.update({name: head(base, PrefixSearch(16)) for name in EVIL})
-    prompts = [Prompt(f"{text}{number}", text, (text, text), text) for number, text in enumerate(EVIL[:2])]
-    evaluate_to(path, make_evaluation(setup, prompts), trace=EXPLORER)
-    seen = trace_from_json((path / "explorer.json").read_text())
-    answers = tuple(
-        replace(one, pieces=tuple(EVIL[index % len(EVIL)] for index in range(len(one.pieces)))) for one in seen.answers
-    )
-    texts = {token: EVIL[index % len(EVIL)] for index, token in enumerate(seen.token_texts)}
-    (path / "explorer.json").write_text(trace_to_json(replace(seen, answers=answers, token_texts=texts)))
-    return files.rebuild_page(path)
-
-
-def dumped(browser, page):
-    """Return the document after its scripts have run."""
-    done = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-@pytest.mark.parametrize("text", EVIL)
-def test_in_a_browser_this_markup_runs_where_nothing_escapes_it(browser, tmp_path, text):
-    """Otherwise the next test would prove nothing."""
-    (tmp_path / "page.html").write_text(f'<title>mine</title><p title="{text}">{text.removeprefix("<!--")}</p>')
-    assert "owned</title>" in dumped(browser, tmp_path / "page.html")
-
-
-def test_in_a_browser_names_prompts_and_answers_stay_text(evil, browser):
-    document = dumped(browser, evil)
-    title = re.search("<title>(.*?)</title>", document)[1]
-    assert title == re.search("<title>(.*?)</title>", evil.read_text())[1]
-    assert "owned" not in title
-    page = Reader(document)
-    assert sum(name == "script" for name, *_ in page.elements) == 1
-    assert not {name for name, *_ in page.elements} & {"img", "iframe", "object", "embed"}
-    assert not [key for _, attributes, _ in page.elements for key in attributes if key.startswith("on")]
-    shown = [" ".join(text) for _, _, text in page.elements]
-    assert all(any(text in text for text in shown) for text in EVIL)
-
-
-def test_templates_escape_text():
-    assert "<td>a &lt; b</td>" in render("table", header=["<i>"], rows=[["a < b"]], empty="")
-    assert "<i>" not in render("table", header=["<i>"], rows=[["a < b"]], empty="")
-    assert render("table", header=[], rows=[], empty="none <b>").strip() == "<p>none &lt;b&gt;</p>"
 
 
 def test_shares_are_formatted_as_percentages():

@@ -1,4 +1,4 @@
-"""Layers of a draft head against the base's own: the same rotary angles, and weights copied where outputs agree.
+"""Layers of a draft head against the base's own: weights are copied where outputs agree.
 
 The reference is the base itself, run on tokens: the input and the output of one of its layers.
 """
@@ -14,7 +14,6 @@ from training_parts import make_trainer
 
 from ctcdraft.config.cli import compose_config
 from ctcdraft.config.drafters import build_drafter
-from ctcdraft.nn.rotary import half_split_rows
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.planning.training import plan_training
 
@@ -93,24 +92,6 @@ def as_text(body, x_BLD, position_ids_L):
     cos, sin = body.rotary(position_ids_L)
     text = body.block.keys_values(x_BLD, (cos, sin))
     return body.block(x_BLD[:, :, None], (cos[None, :, None], sin[None, :, None]), text, before_BLL)[:, :, 0]
-
-
-@pytest.mark.parametrize("case", SCALED)
-def test_heads_use_the_rotary_angles_of_the_base(case):
-    kind, changes = SCALED[case]
-    base = varied_base(kind, **changes)
-    position_ids_L = torch.tensor([0, 1, 5, 40, 127])
-    cos, sin = base.lm.base_model.rotary_emb(torch.zeros(1), position_ids_L[None])
-    rotated = cos.shape[-1] // 2  # pairs of dimensions
-    drafters = head(base, "drafter=ctc"), head(base, "drafter=eagle"), head(base, "drafter=hydra", PREFIX)
-    for rotary in (drafters[0].body.rotary, drafters[1].block.rotary, drafters[2].prefix.rotary):
-        ours_cos, ours_sin = (table.chunk(2, dim=-1)[1] for table in rotary(position_ids_L))  # right halves
-        torch.testing.assert_close(ours_cos[:, :rotated], cos[0, :, :rotated], rtol=0, atol=2e-5)
-        torch.testing.assert_close(ours_sin[:, :rotated], sin[0, :, :rotated], rtol=0, atol=2e-5)
-        assert torch.equal(
-            ours_cos[:, rotated:], torch.ones_like(ours_cos[:, rotated:])
-        )  # dimensions that the base does not rotate
-        assert not ours_sin[:, rotated:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -239,12 +220,6 @@ def test_the_initialisation_from_the_embedded_base_does_not_change():
     angles = torch.arange(200)[:, None] * frequencies
     assert torch.equal(cos, torch.cat([angles.cos()] * 2, dim=-1).float())
     assert torch.equal(sin, torch.cat([-angles.sin(), angles.sin()], dim=-1).float())
-
-
-def test_rows_of_a_head_by_hand():
-    assert half_split_rows(6, 4, interleaved=False).tolist() == [0, 1, 4, 2, 3, 5]
-    assert half_split_rows(6, 4, interleaved=True).tolist() == [0, 2, 4, 1, 3, 5]
-    assert half_split_rows(6, 6, interleaved=False).tolist() == list(range(6))
 
 
 def test_a_head_of_a_base_without_weights_can_be_planned():
