@@ -65,7 +65,7 @@ def steps_of(timer: LatencyTimer, name: str, nodes: int) -> Iterator[str]:
     decoder.run(rows, watch=watch)
     step = microseconds(lambda: decoder.run(rows))
     each = ", ".join(f"{part} {microseconds(replay):.1f}" for part, replay in parts.items())
-    state = "captured" if decoder.capture_error is None else f"not captured ({decoder.capture_error})"
+    state = "captured" if decoder.graphs.error is None else f"not captured ({decoder.graphs.error})"
     yield f"{name}, {nodes} nodes, {rows} rows: step {step:.1f} us; {each}; {state}"
     yield from kernels_of((lambda: decoder.run(rows)) if name == "read" else parts["draft"])
 

@@ -7,7 +7,7 @@ interface for exact shapes; drafters and the base model use either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,19 @@ class StaticCache(transformers.Cache):
     def move_rows(self, source_K: Tensor, target_K: Tensor) -> None:
         """Copy rows to where they belong."""
         move_rows(*self.exact.buffers, source_K, target_K)
+
+    def saved_rows(self, count: int) -> Callable[[], None]:
+        """Return a function that writes back the present content of so many rows behind the text."""
+        if self.exact.buffers[0] is None:
+            return lambda: None
+        rows_K = (self.length_1 + torch.arange(count, device=self.length_1.device)).clamp(max=self.capacity - 1)
+        saved = [(buffer, buffer.index_select(3, rows_K)) for buffer in self.exact.buffers]
+
+        def restore() -> None:
+            for buffer, content in saved:
+                buffer.index_copy_(3, rows_K, content)
+
+        return restore
 
     def bytes_per_row(self) -> int:
         """Return the bytes of one token's keys and values in all layers."""

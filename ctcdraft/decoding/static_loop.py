@@ -18,7 +18,9 @@ from ctcdraft.decoding.compiled_forward import CompiledForward
 from ctcdraft.decoding.loop import Drafter, commit
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, GenerationResult
 from ctcdraft.decoding.static_cache import StaticCache
-from ctcdraft.decoding.static_step import StaticDecoder, Watch, can_capture
+from ctcdraft.decoding.static_graphs import can_capture
+from ctcdraft.decoding.static_prompt import padded_size
+from ctcdraft.decoding.static_step import StaticDecoder, Watch
 from ctcdraft.errors import InputError
 
 MAX_DECODERS = 64  # drafters and settings whose memory and graphs are kept
@@ -57,7 +59,7 @@ class StaticShapes:
     def error_of(self, drafter: Drafter | None) -> str | None:
         """Return why a step could not be captured; None where all were. drafter: None for all."""
         decoders = [one for one in self.decoders.values() if drafter is None or one.drafter is drafter]
-        return next((one.capture_error for one in decoders if one.capture_error), None)
+        return next((one.graphs.error for one in decoders if one.graphs.error), None)
 
     def execution_mode(self, device: torch.device, drafter: Drafter | None = None) -> str:
         """Return how steps run, for a report: "compiled and captured, fixed shapes". drafter: None for all."""
@@ -94,13 +96,16 @@ class StaticShapes:
         """Capture, or compile, every step that a response to this prompt can need: that takes up to seconds."""
         longest = min(settings.max_new_tokens, base.context_length - len(prompt_L))
         decoder = self.decoder(base, drafter, settings, len(prompt_L) + longest)
-        sizes = {decoder.rows_behind(len(prompt_L) + tokens) for tokens in range(longest)} - decoder.prepared
-        if sizes:
-            _, first = decoder.start(prompt_L[:1], 0)
-            decoder.run(max(sizes), first)
-        for rows in sorted(sizes):
+        steps = {(decoder.rows_behind(len(prompt_L) + tokens), 0) for tokens in range(longest)}
+        first = decoder.rows_behind(len(prompt_L)), padded_size(len(prompt_L))
+        if steps | {first} <= decoder.prepared:
+            return
+        # A prompt that is not padded is not captured: its shapes are its own.
+        decoder.run(first[0], decoder.start(prompt_L if first[1] else prompt_L[:1], 0)[1])
+        for rows, _ in sorted(steps - decoder.prepared):
+            decoder.rewind()
             decoder.run(rows)
-        decoder.prepared |= sizes
+        decoder.prepared |= steps | {first}
 
     @torch.inference_mode()
     def generate(

@@ -11,9 +11,8 @@ On a CPU the same operations run one by one, as a proof that they compute what e
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,9 +21,12 @@ from ctcdraft.decoding.loop import Drafter, prefill, refuse_over_budget
 from ctcdraft.decoding.sampling import GumbelNoise, unwarped_log_probs
 from ctcdraft.decoding.settings import DecodingSettings, LogitsProcessor
 from ctcdraft.decoding.static_cache import StaticCache
+from ctcdraft.decoding.static_graphs import Graphs, Restore, on_device, saved_tensors
+from ctcdraft.decoding.static_prompt import PromptMemory, padded_size
 from ctcdraft.decoding.step_operations import COUNTS, commit_matches
+from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import sample_base_tokens
-from ctcdraft.errors import InputError, first_line
+from ctcdraft.errors import InputError
 
 ROW_STEP = 256  # attention sees a multiple of so many rows, so that few graphs serve a growing text
 Watch = Callable[[str, Callable[[], Any]], Any]  # called with a part's name and its function
@@ -37,7 +39,7 @@ class StaticContext:
     root_1: Tensor
     new_tokens_K: Tensor  # committed since the last draft, the root being the newest
     new_states_KD: Tensor  # of the tokens before them
-    count_1: Tensor | None  # None: all, in the first draft of a text
+    count_1: Tensor | None  # None: all, in the first draft behind a prompt that is not padded
     last_1: Tensor  # count_1 - 1
     nodes: int
     new_cache: Callable[..., StaticCache]  # (layers, rows beyond the text, position ids of the drafter)
@@ -58,6 +60,12 @@ class StaticContext:
         """Return the row of the newest token, [B, 1, X]."""
         return x_BKX[:, -1:] if self.count_1 is None else x_BKX.index_select(1, self.last_1)
 
+    def reading_all(self) -> Self:
+        """Return the first context of a text for a drafter that reads the text itself: all its tokens are new."""
+        count_1 = None if self.count_1 is None else self.count_1 + 1
+        last_1 = self.last_1 if self.count_1 is None else self.count_1
+        return replace(self, new_tokens_K=self.tokens_L, count_1=count_1, last_1=last_1)
+
 
 class StaticDecoder:
     """One drafter's steps on one base, in memory that stays in place from text to text.
@@ -71,7 +79,6 @@ class StaticDecoder:
         self.drafter: Any = drafter
         self.device = base.device
         self.longest = longest = min(settings.nodes, getattr(drafter, "frames", 0) + 1)  # tokens that a step commits
-        self.capture_error: str | None = None  # set when a capture failed; from then on all steps are eager
         self.keeps_states = getattr(drafter, "uses_hidden_states", True)
         numbers = {"dtype": torch.int64, "device": self.device}
         self.root_1, self.count_1, self.last_1, self.key_1 = (torch.zeros(1, **numbers) for _ in range(4))
@@ -79,13 +86,16 @@ class StaticDecoder:
         self.new_states_PD: Any = None  # allocated with the first text, of the width and dtype of its states
         self.report_R = torch.zeros(COUNTS + longest, **numbers)
         self.noise = GumbelNoise(0, self.key_1) if settings.temperature > 0 else None
+        self.root_alone = TokenTree.only_root(self.root_1)
         self.memory: Any = None
         self.drafted: Any = None  # the tree; this and what the base computes for it link the parts of a step
         self.output: Any = None
         self.draft_caches: list[tuple[StaticCache, int]] = []  # with their rows beyond the text
-        self.captured_memories: list[Any] = []  # held, because graphs read tensors that a drafter made in another text
-        self.graphs: dict[tuple[str, int], Any] = {}  # by part, and by the rows that attention sees
-        self.prepared: set[int] = set()  # rows for which all graphs are there
+        self.caches_in_use = 0  # by this text
+        self.prompt = PromptMemory(self.device)
+        self.graphs = Graphs(self.device)
+        self.memories: dict[Any, Any] = {}  # what drafts of captured steps were given and return, which graphs read
+        self.prepared: set[tuple[int, int | None]] = set()  # rows and prompt sizes for which all graphs are there
 
     def rows_behind(self, length: int) -> int:
         """Return the rows that attention sees in the step after the one whose text has `length` rows."""
@@ -97,17 +107,37 @@ class StaticDecoder:
         self.key_1.fill_(GumbelNoise.key_of(seed))
         for cache, _ in [(self.cache, 0), *self.draft_caches]:
             cache.restart()
-            cache.visible = cache.capacity
+        self.memory, self.caches_in_use = None, 0
+        if (size := padded_size(len(prompt_L))) is None:
+            return self.start_in_exact_shapes(prompt_L)
+        self.prompt.write(prompt_L)
+        self.see_rows(seen_rows(size))
+        with on_device(self.device):
+            self.graphs.call_of(("prompt", self.cache.visible, size), lambda: self.read_prompt(size), self.keep)()
+        return int(self.root_1), replace(self.context(), **self.prompt.first_draft(size))
+
+    def start_in_exact_shapes(self, prompt_L: Tensor) -> tuple[int, StaticContext]:
+        self.see_rows(self.cache.capacity)
         first = prefill(self.base, self.cache.exact, prompt_L, self.settings, self.noise)
         self.cache.adopt_prompt()
-        self.memory, self._next_cache = None, 0
         tokens_L, states_KD = first.tokens_L, first.new_states_KD
-        if self.new_states_PD is None:
-            self.new_states_PD = states_KD.new_zeros(len(self.new_tokens_P), states_KD.shape[1])
+        self.allocate_states(states_KD)
         self.root_1.copy_(tokens_L[-1:])
         return int(tokens_L[-1]), replace(
             self.context(), new_tokens_K=tokens_L[1:], new_states_KD=states_KD, count_1=None, tokens_L=tokens_L
         )
+
+    def read_prompt(self, size: int) -> None:
+        """Read the padded prompt, and sample the first token of the response, like loop.prefill."""
+        logits_1V = self.settings.process_logits(self.prompt.read(self.base, size, self.cache))
+        self.allocate_states(self.prompt.states_SD)
+        self.root_1.copy_(sample_base_tokens(logits_1V, self.noise, self.prompt.last_1, self.root_alone))
+        self.prompt.append(self.root_1)
+
+    def allocate_states(self, states_KD: Tensor) -> None:
+        """Allocate the hidden states that steps write, of the width and dtype of these."""
+        if self.new_states_PD is None:
+            self.new_states_PD = states_KD.new_zeros(len(self.new_tokens_P), states_KD.shape[1])
 
     def context(self) -> StaticContext:
         """Return the context in the memory that steps write to."""
@@ -119,31 +149,58 @@ class StaticDecoder:
 
         positions: position ids of the drafter; None: those of the base.
         """
-        if self._next_cache == len(self.draft_caches):
+        if self.caches_in_use == len(self.draft_caches):
             capacity = self.cache.capacity + rows
             cache = StaticCache(layers, capacity, positions or self.base.context_length, self.device)
             # Fast kernels copy a mask into one whose rows are a multiple of 16 where they are not.
             self.draft_caches.append((cache, -(-rows // 16) * 16))
-        self._next_cache += 1
-        return self.draft_caches[self._next_cache - 1][0]
+            self.see_rows(self.cache.visible)
+        self.caches_in_use += 1
+        return self.draft_caches[self.caches_in_use - 1][0]
+
+    def rewind(self) -> None:
+        """Let all texts have one row, so that any step has room; what follows is no sensible text."""
+        for cache, _ in [(self.cache, 0), *self.draft_caches]:
+            cache.length_1.fill_(1)
 
     def run(self, rows: int, first: StaticContext | None = None, watch: Watch | None = None) -> None:
         """Queue one step whose attention sees `rows` rows.
 
-        first: the context of a text's first draft, whose shapes are the prompt's: that step is eager.
+        first: the context of a text's first draft; behind a prompt that is not padded that step is eager.
         watch: called with every part and its function, to time the parts; None: the step is one graph.
         """
         self.see_rows(rows)
         steps = {"draft": lambda: self.draft(first or self.context()), "read": self.read, "commit": self.commit}
-        eager = first is not None or self.capture_error is not None or not can_capture(self.device)
         parts = steps if watch else {"step": lambda: [step() for step in steps.values()]}
+        eager, size = first is not None and first.count_1 is None, 0 if first is None else len(first.new_tokens_K)
         with on_device(self.device):
             for part, function in parts.items():
-                replay = function if eager else self.replay_of((part, self.cache.visible), function)
+                key, before = (part, self.cache.visible, size), self.memory
+                call = function if eager else self.graphs.call_of(key, function, self.keep)
                 if watch is None:
-                    replay()
+                    call()
                 else:
-                    watch(part, replay)
+                    watch(part, call)
+                if key in self.graphs.graphs and not eager:
+                    _, self.memory = self.memories.setdefault(key, (before, self.memory))
+
+    def keep(self) -> Restore:
+        """Save what a captured function changes; return a function that restores it."""
+        state = self.root_1, self.count_1, self.last_1, self.new_tokens_P, self.new_states_PD, self.report_R
+        lengths = [cache.length_1 for cache, _ in [(self.cache, 0), *self.draft_caches]]
+        restore_tensors = saved_tensors([tensor for tensor in (*state, *lengths) if tensor is not None])
+        # A commit by itself moves rows, which a second one would move again.
+        restore_rows = self.cache.saved_rows(self.settings.nodes)
+        python, known = (self.memory, self.caches_in_use), len(self.draft_caches)
+
+        def restore() -> None:
+            restore_tensors()
+            restore_rows()
+            self.memory, self.caches_in_use = python
+            for cache, _ in self.draft_caches[known:]:
+                cache.restart()
+
+        return restore
 
     def see_rows(self, rows: int) -> None:
         """Let attention see so many rows."""
@@ -180,53 +237,6 @@ class StaticDecoder:
             self.cache.move_rows(*rows)
         if self.keeps_states:
             torch.index_select(output.states_ND, 0, path_K, out=self.new_states_PD[: len(path_K)])
-
-    def replay_of(self, key: tuple[str, int], function: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the replay of a captured graph, after capturing it on first use; the function if that fails."""
-        if key not in self.graphs:
-            try:
-                self.graphs[key] = self.capture(function)
-            except (torch.OutOfMemoryError, InputError):
-                raise
-            # A base or drafter that synchronises with the host cannot be captured; and Triton has errors of its own.
-            except Exception as error:
-                self.capture_error = first_line(error)
-                return function
-        return self.graphs[key].replay
-
-    def capture(self, function: Callable[[], Any]) -> Any:
-        """Return a CUDA graph of a part, after the warm-up calls that kernels need; leave the state as it is."""
-        state = [self.root_1, self.count_1, self.last_1, self.new_tokens_P, self.new_states_PD, self.report_R]
-        state += [cache.length_1 for cache, _ in [(self.cache, 0), *self.draft_caches]]
-        self.captured_memories.append(self.memory)
-        saved = [tensor.clone() for tensor in state if tensor is not None]
-
-        def restore() -> None:
-            for tensor, value in zip((one for one in state if one is not None), saved, strict=True):
-                tensor.copy_(value)
-
-        for _ in range(2):
-            function()
-            restore()
-        return capture_graph(function)
-
-
-def can_capture(device: torch.device) -> bool:
-    return device.type == "cuda"
-
-
-def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a CUDA device is the current one, whose streams graphs are captured and replayed on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def capture_graph(function: Callable[[], Any]) -> Any:
-    """Return a CUDA graph of a function that was called before, as kernels need it."""
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph
 
 
 def seen_rows(rows: int) -> int:

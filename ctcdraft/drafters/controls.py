@@ -68,8 +68,10 @@ class FullTree:
 
     def draft(self, context: Context, memory: TokenTree | None, rng: torch.Generator) -> tuple[TokenTree, TokenTree]:
         if memory is None or len(memory) != context.nodes:
-            parents = [(node - 1) // 4 - 1 for node in range(1, context.nodes)]
-            memory = TokenTree.from_lists(context.root, [0] * len(parents), parents)
+            nodes_N, height, node = torch.arange(context.nodes, device=context.root_1.device), 0, context.nodes - 1
+            while node:
+                height, node = height + 1, (node - 1) // 4
+            memory = TokenTree(torch.zeros_like(nodes_N), (nodes_N - 1) // 4, height)
         tokens_N = torch.cat([context.root_1, memory.tokens_N[1:]])
         return TokenTree(tokens_N, memory.parents_N, memory.height), memory
 

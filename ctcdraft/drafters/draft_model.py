@@ -99,7 +99,8 @@ class LanguageModelDrafter(SequentialDrafter):
             if memory is not None:
                 return DraftModelStepFunction(self, context, context.new_tokens_K, memory.cache)
             cache = context.new_cache(self.cached_layers, context.nodes * self.frames, self.lm.context_length)
-            return DraftModelStepFunction(self, context, context.tokens_L, cache)
+            whole = context.reading_all()
+            return DraftModelStepFunction(self, whole, whole.new_tokens_K, cache)
         memory = memory or self.empty_memory(context)
         memory.cache.crop(memory.common_length(context.tokens_L))
         return DraftModelStepFunction(self, context, context.tokens_L[memory.cache.length :], memory.cache)

@@ -153,8 +153,8 @@ class Judge:
         again = decode_recorded(self.setup, drafter, self.prompt_L, settings, self.seed, recording)
         if again[: self.position + 1] != tuple(tokens[: self.position + 1]):
             return None
-        if recording.logits_V is None:  # another root than the newest token; or the prefill, which is the same for all
-            return False
+        if recording.logits_V is None:  # another root than the newest token; or chosen by the pass over the prompt
+            return self.position == 0  # which may be padded for one of the two: only near ties can differ
         fixed = uses_fixed_shapes(self.setup.base, drafter, settings)
         repeat = repeat_fixed_shapes if fixed else repeat_exact_shapes
         repeated_V, scores_V = repeat(self.exact, recording, self.prompt_L), self.scores(recording.logits_V)
@@ -199,7 +199,7 @@ def decode_recorded(
         base.static_shapes = shapes = StaticShapes()
         longest = min(settings.max_new_tokens, base.context_length - len(prompt_L))
         # No graphs, whose replay calls no base.
-        shapes.decoder(base, drafter, settings, len(prompt_L) + longest).capture_error = "recorded"
+        shapes.decoder(base, drafter, settings, len(prompt_L) + longest).graphs.error = "recorded"
     return generate(base, drafter, prompt_L, settings, base.stop_token_ids, seed).tokens
 
 

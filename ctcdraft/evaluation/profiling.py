@@ -2,7 +2,7 @@
 
 The decoding loop contains no clocks. For profiling, each object it calls is replaced by a proxy that times some of its
 methods; time outside of them is `other`. Reported speeds never come from profiled runs, which synchronise more often.
-The first step of an answer is left out: its draft reads the whole prompt, and in fixed shapes it is not captured.
+The first step of an answer is left out: its draft reads the whole prompt, and behind a long one it is not captured.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def time_fixed_shapes(
 ) -> tuple[Stopwatch, GenerationResult]:
     """Decode one answer in steps of fixed shapes: each of their three parts is timed, and captured by itself.
 
-    The step that is one too many is timed, so that the first, eager one is made up for.
+    The step that is one too many is timed, so that the first one is made up for.
     """
 
     def decode() -> tuple[Stopwatch, GenerationResult]:

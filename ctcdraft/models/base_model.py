@@ -24,7 +24,7 @@ from ctcdraft.models.compatibility import checked_context_length, refuse_unsuppo
 from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
-from ctcdraft.models.fused_layers import FusedLayers, fused_layers, read_static_tree
+from ctcdraft.models.fused_layers import FusedLayers, fused_layers, read_padded_text, read_static_tree
 from ctcdraft.nn.masks import SlidingWindow, mask_values, packed_causal_mask
 from ctcdraft.nn.tree_attention import use_tree_attention
 from ctcdraft.nn.weight_layout import to_column_major_
@@ -163,6 +163,11 @@ class BaseLM(nn.Module):
         mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
         states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
         return ModelOutput(states_ND, self.logits(states_ND))
+
+    @torch.inference_mode()
+    def read_padded(self, tokens_P: Tensor, count_1: Tensor, cache: StaticCache) -> Tensor:
+        """Run the base on a text of which count_1 tokens are real and the rest padding; return hidden states_PD."""
+        return read_padded_text(self, tokens_P, count_1, cache)
 
     @torch.inference_mode(False)
     def fuse_layers(self) -> None:

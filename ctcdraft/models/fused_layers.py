@@ -64,12 +64,28 @@ def read_static_tree(base: Any, tree: TokenTree, cache: StaticCache) -> tuple[Te
     if base.static_shapes is not None and (compiled := base.static_shapes.compiled_forward) is not None:
         mask_NM = base.additive_mask(seen_NM)
         return compiled(base.states_and_logits, tokens_N, position_ids_N, mask_NM, cache.view())
-    if not base.tried_to_fuse and base.device.type != "cpu":
+    states_ND = read_static_rows(base, tokens_N, position_ids_N, seen_NM, cache)
+    return states_ND, base.logits(states_ND)
+
+
+def read_padded_text(base: Any, tokens_P: Tensor, count_1: Tensor, cache: StaticCache) -> Tensor:
+    """Append a text of which count_1 tokens are real to the cache; return hidden states_PD. It is never compiled."""
+    rows = cache.append(len(tokens_P), tokens_P.device, count_1=count_1)
+    states_PD = read_static_rows(base, tokens_P, rows.position_ids_N, rows.seen_by_text(), cache)
+    rows.close()
+    return states_PD
+
+
+def read_static_rows(
+    base: Any, tokens_N: Tensor, position_ids_N: Tensor, seen_NM: Tensor, cache: StaticCache
+) -> Tensor:
+    """Return hidden states_ND of tokens whose rows `cache` has chosen: by fused or the stock layers."""
+    compiled = base.static_shapes is not None and base.static_shapes.compiled
+    if not base.tried_to_fuse and base.device.type != "cpu" and not compiled:
         base.fuse_layers()
     if base.fused_layers is None:
-        return base.states_and_logits(tokens_N, position_ids_N, base.additive_mask(seen_NM), cache)
-    states_ND = base.fused_layers(tokens_N, position_ids_N, seen_NM, cache)
-    return states_ND, base.logits(states_ND)
+        return base.read_rows(tokens_N, position_ids_N, seen_NM, cache)
+    return base.fused_layers(tokens_N, position_ids_N, seen_NM, cache)
 
 
 @torch.no_grad()

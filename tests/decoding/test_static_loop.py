@@ -12,7 +12,7 @@ from simple_drafters import oracle_drafter
 from tiny_models import random_base
 from training_parts import block_heads
 
-from ctcdraft.decoding import static_loop, static_step
+from ctcdraft.decoding import static_graphs, static_loop, static_step
 from ctcdraft.decoding.loop import generate, step_execution, why_not_captured
 from ctcdraft.decoding.lossy_acceptance import TypicalAcceptance
 from ctcdraft.decoding.settings import DecodingSettings
@@ -167,19 +167,17 @@ def test_a_step_is_captured_on_its_device_or_runs_eagerly(error, monkeypatch):
             raise error
         return Replay(lambda: (places.append(list(entered)), function()))
 
-    for name, stub in (
-        ("on_device", on_device),
-        ("can_capture", lambda device: True),
-        ("capture_graph", capture_graph),
-    ):
-        monkeypatch.setattr(static_step, name, stub)
+    monkeypatch.setattr(static_step, "on_device", on_device)
+    monkeypatch.setattr(static_graphs, "can_capture", lambda device: True)
+    monkeypatch.setattr(static_graphs, "capture_graph", capture_graph)
     if isinstance(error, InputError):
         with pytest.raises(InputError, match="a wrong value"):
             generate(base, Autoregressive(base), PROMPTS[0], HOW, frozenset(), 0)
         return
     assert generate(base, Autoregressive(base), PROMPTS[0], HOW, frozenset(), 0).tokens == expected
     assert shapes.capture_error == (None if error is None else "no C compiler")
-    assert len(places) == (1 if error else len(expected))  # the first step is eager, one is surplus, one capture
+    # Captured and run: the prompt, the first step, and the others, of which one is surplus.
+    assert len(places) == (1 if error else 3 + 1 + len(expected))
     assert all(place == [base.device] for place in places)
 
 
@@ -225,7 +223,7 @@ def test_captured_steps_give_what_eager_ones_give(temperature, compiled, tmp_pat
             assert [generate(base, drafter, prompt, how, frozenset([3]), 5).tokens for prompt in prompts] == expected
         if not why_not_captured(drafter):
             assert shapes.error_of(drafter) is None, type(drafter).__name__
-            assert list(shapes.decoders.values())[-1].graphs
+            assert list(shapes.decoders.values())[-1].graphs.graphs
 
 
 @pytest.mark.gpu
