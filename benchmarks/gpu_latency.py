@@ -25,8 +25,8 @@ from ctcdraft.config.cli import REPOSITORY, compose_config
 from ctcdraft.config.contestants import load_base
 from ctcdraft.decoding.loop import uses_fixed_shapes, why_not_captured
 from ctcdraft.decoding.settings import DecodingSettings
-from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.static_graphs import can_capture
+from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.errors import InputError, first_line, run_cli
 from ctcdraft.evaluation.environment import code_hash, hardware_name
 from ctcdraft.evaluation.latency import measure_contexts

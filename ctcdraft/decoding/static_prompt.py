@@ -21,9 +21,10 @@ class PromptMemory:
     """The tokens and hidden states of a padded prompt, in memory that stays in place."""
 
     def __init__(self, device: torch.device) -> None:
-        numbers = {"dtype": torch.int64, "device": device}
+        numbers: dict[str, Any] = {"dtype": torch.int64, "device": device}
         self.text_T = torch.zeros(SIZES[-1] + 1, **numbers)
-        self.count_1, self.last_1 = torch.zeros(1, **numbers), torch.zeros(1, **numbers)  # tokens of the prompt; less one
+        self.count_1 = torch.zeros(1, **numbers)  # tokens of the prompt
+        self.last_1 = torch.zeros(1, **numbers)  # count_1 - 1
         self.states_SD: Any = None  # allocated with the first prompt, of the width and dtype of its states
 
     def write(self, prompt_L: Tensor) -> None:
@@ -45,7 +46,7 @@ class PromptMemory:
         """Write the first token of the response behind the prompt."""
         self.text_T.index_copy_(0, self.count_1, token_1)
 
-    def first_draft(self, size: int) -> dict[str, Tensor]:
+    def first_draft(self, size: int) -> dict[str, Any]:
         """Return the fields of a StaticContext that differ in the first draft of a text."""
         return {
             "new_tokens_K": self.text_T[1 : size + 1],

@@ -1,4 +1,4 @@
-"""Steps of fixed shapes keep their memory in place: padded prompts, captures that change nothing, graphs that are freed."""
+"""Memory of steps of fixed shapes: padded prompts, captures that change nothing, graphs that are freed."""
 
 import gc
 import weakref
