@@ -62,6 +62,7 @@ class StaticContext:
 
     def reading_all(self) -> Self:
         """Return the first context of a text for a drafter that reads the text itself: all its tokens are new."""
+        assert self.tokens_L is not None
         count_1 = None if self.count_1 is None else self.count_1 + 1
         last_1 = self.last_1 if self.count_1 is None else self.count_1
         return replace(self, new_tokens_K=self.tokens_L, count_1=count_1, last_1=last_1)
