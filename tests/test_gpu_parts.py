@@ -161,7 +161,7 @@ def test_a_failed_capture_is_reported_as_such(monkeypatch):
     timer.renew_shapes(True, False)
     assert timer.execution(drafters("ctc", timer.base), settings)["captured"] is True
     assert timer.execution(drafters("prompt_lookup", timer.base), settings)["captured"] is False
-    timer.base.static_shapes.decoders["ctc"] = SimpleNamespace(capture_error="it waits for the host")
+    timer.base.static_shapes.decoders["ctc"] = SimpleNamespace(graphs=SimpleNamespace(error="it waits"))
     assert timer.execution(drafters("ctc", timer.base), settings)["captured"] is False
     timer.renew_shapes(False, False)
     assert timer.execution(drafters("ctc", timer.base), settings)["captured"] is False
