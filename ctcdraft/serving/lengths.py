@@ -6,7 +6,7 @@ takes `base + slope * n` seconds and the draft `draft`, the lengths maximise
 
     (Q + sum of p) / (base + slope * n + draft)
 
-and a request may get none. Times are measured while serving, for each order of magnitude of Q, because they depend on
+and a request may get none. Times are measured while serving, for groups of similar Q, because they depend on
 hardware, model and load. Whether to draft at all is decided from the measured tokens per second of steps with and
 without drafts; the slower kind is tried again for a few steps, ever more rarely while it stays the slower one. Steps
 with prefill are not measured, and a trial that meets nothing else ends.
@@ -78,7 +78,7 @@ class StepTime:
 
 @dataclass
 class Regime:
-    """What is measured at one order of magnitude of the number of requests, and whether to draft there."""
+    """What is measured with similar numbers of requests, and whether to draft there."""
 
     plain: Rate = field(default_factory=Rate)
     drafted: Rate = field(default_factory=Rate)
@@ -107,7 +107,7 @@ class Regime:
         return self.drafted.per_second > self.plain.per_second
 
     def observe(self, read: int, committed: int, seconds: float, draft_tokens: int, draft_seconds: float) -> None:
-        """Add a step of this order of magnitude; with draft_seconds = 0 it had no draft."""
+        """Add a step; with draft_seconds = 0 it had no draft."""
         self.unmeasured = 0
         usual = self.time.mean + (self.draft.mean if draft_seconds else 0.0)
         self.outliers += 1
@@ -155,7 +155,8 @@ class DraftLengths:
         self.expected: dict[Hashable, np.ndarray] = {}
 
     def regime(self, requests: int) -> Regime:
-        return self.regimes[requests.bit_length()]
+        # 1, 2, 3 to 5, 6 to 11, 12 to 23: a full batch and one in which a request just ended are measured together.
+        return self.regimes[(4 * requests // 3).bit_length()]
 
     def wants_draft(self, requests: int) -> bool:
         return not self.adaptive or self.regime(requests).next_step_drafts()

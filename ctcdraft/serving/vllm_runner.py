@@ -17,7 +17,7 @@ from torch import nn
 from ctcdraft.errors import InputError
 from ctcdraft.serving import cpu_sampling, speculators
 from ctcdraft.serving.configuration import read_options, refuse_other_head, refuse_unserved
-from ctcdraft.serving.scheduling import drop_drafts_for_prompts
+from ctcdraft.serving.scheduling import drop_drafts_for_prompts, skip_drafts_for_prompts
 
 PROPOSER = "ctcdraft.serving.CTCProposer"
 
@@ -30,6 +30,7 @@ def register() -> None:
     import vllm
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
 
     cpu_sampling.install(vllm.__version__)
     stock = EngineArgs.create_engine_config
@@ -47,15 +48,19 @@ def register() -> None:
 
     create_engine_config.checks_ctcdraft = True  # type: ignore[attr-defined]
     EngineArgs.create_engine_config = create_engine_config
-    Scheduler.schedule = drop_drafts_for_prompts(
-        Scheduler.schedule, lambda config: is_served(config) and read_options(config).adaptive
-    )
+    Scheduler.schedule = drop_drafts_for_prompts(Scheduler.schedule, is_adaptive)
+    EngineCore.post_step = skip_drafts_for_prompts(EngineCore.post_step, is_adaptive)
 
 
 def is_served(vllm_config: Any) -> bool:
     """Return whether a head of this package drafts."""
     speculative = vllm_config.speculative_config
     return speculative is not None and speculative.method == "custom_class" and speculative.model == PROPOSER
+
+
+def is_adaptive(vllm_config: Any) -> bool:
+    """Return whether a head of this package drafts as much as pays."""
+    return is_served(vllm_config) and read_options(vllm_config).adaptive
 
 
 def print_input_errors_alone() -> None:

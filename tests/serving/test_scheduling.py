@@ -1,8 +1,15 @@
-"""Steps that read a waiting prompt verify no drafts: once per request, never two steps in a row."""
+"""Steps that read a waiting prompt have no drafts: once per request, never two steps in a row."""
 
+import queue
 from types import SimpleNamespace
 
-from ctcdraft.serving.scheduling import MOST_RUNNING, DraftDrops, drop_drafts_for_prompts
+from ctcdraft.serving.scheduling import (
+    MOST_RUNNING,
+    DraftDrops,
+    drop_drafts_for_prompts,
+    first_waiting,
+    skip_drafts_for_prompts,
+)
 
 
 class Queue(list):
@@ -23,6 +30,8 @@ class Scheduler:
 
     def stock(self):
         drafts = [token for one in self.running for token in one.spec_token_ids]
+        for one in self.running:
+            one.spec_token_ids = []
         while self.waiting and len(self.running) < self.max_num_running_reqs:
             self.running.append(self.waiting.pop(0))
         return drafts
@@ -60,15 +69,67 @@ def test_never_two_steps_in_a_row():
 
 
 def test_a_request_for_which_there_is_no_memory_has_the_effect_once():
-    drops, running = DraftDrops(), [request("a", [7])]
-    waiting = Queue([request("b")])
-    assert [drops.next_step_drops(waiting, running, 4) for _ in range(4)] == [True, False, False, False]
+    drops, dropped = DraftDrops(), []
+    for _ in range(4):
+        dropped.append(drops.next_step_drops("c", 2, 9))
+        drops.next_step += 1
+    assert dropped == [True, False, False, False]
 
 
 def test_steps_without_drafts_do_not_count():
-    drops, waiting = DraftDrops(), Queue([request("b")])
-    assert not drops.next_step_drops(waiting, [request("a")], 4)
-    assert drops.next_step_drops(waiting, [request("a", [7])], 4)
+    scheduler = Scheduler(places=9)
+    scheduler.waiting.append(request("c"))
+    scheduler.schedule()
+    assert scheduler.step("d") == 0
+
+
+class Engine:
+    """Has drafts for all running requests when it is asked, and messages that came during a step."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.asked, self.input_queue = scheduler, 0, queue.Queue()
+
+    def stock(self, model_executed):
+        self.asked += model_executed
+        for one in self.scheduler.running:
+            one.spec_token_ids = [7, 8]
+
+    post_step = skip_drafts_for_prompts(stock, lambda config: config == "served")
+
+    def step(self, *messages):
+        """Run a step, during which messages arrive; return its draft tokens, and whether drafts were asked for."""
+        found, asked = len(self.scheduler.schedule()), self.asked
+        for kind, name in messages:
+            self.input_queue.put((SimpleNamespace(name=kind), (request(name), 0)))
+        self.post_step(True)
+        while not self.input_queue.empty():
+            kind, (new, _) = self.input_queue.get()
+            if kind.name == "ADD":
+                self.scheduler.waiting.append(new)
+        return found, self.asked > asked
+
+
+def test_nothing_is_drafted_for_a_step_that_will_read_a_prompt():
+    engine = Engine(Scheduler(places=9))
+    steps = [engine.step(), engine.step(("ADD", "c")), engine.step(("ADD", "d")), engine.step()]
+    # After "c" arrived, the next step has no drafts; "d" is read beside drafts, not two steps in a row without.
+    assert steps == [(0, True), (4, False), (0, True), (6, True)]
+    assert engine.step()[0] == 8
+
+
+def test_other_messages_stop_no_draft():
+    engine = Engine(Scheduler(places=9))
+    assert [engine.step(("ABORT", "a")), engine.step()] == [(0, True), (4, True)]
+
+
+def test_other_engines_are_always_asked():
+    engine = Engine(Scheduler("undrafted", places=9))
+    assert engine.step(("ADD", "c")) == (0, True)
+
+
+def test_an_engine_without_a_queue_sees_the_waiting_requests():
+    waiting = Queue([request("c")])
+    assert (first_waiting(waiting, None), first_waiting(Queue(), None)) == ("c", None)
 
 
 def test_other_schedulers_stay_as_they_are():
