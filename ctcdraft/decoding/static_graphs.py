@@ -44,14 +44,19 @@ class Graphs:
         return self.graphs[key].replay
 
     def capture(self, function: Callable[[], Any], keep: Callable[[], Restore]) -> Any:
-        """Return the graph of a function, after the warm-up calls that kernels need; leave the state as it is."""
+        """Return the graph of a function, after the warm-up calls that kernels need.
+
+        Where one of them or the capture fails, the state is as before.
+        """
         restore = keep()
-        for _ in range(2):
-            try:
+        try:
+            for _ in range(2):
                 function()
-            finally:
                 restore()
-        return capture_graph(function)
+            return capture_graph(function)
+        except BaseException:
+            restore()
+            raise
 
 
 def can_capture(device: torch.device) -> bool:

@@ -100,8 +100,11 @@ class StaticShapes:
         first = decoder.rows_behind(len(prompt_L)), padded_size(len(prompt_L))
         if steps | {first} <= decoder.prepared:
             return
-        # A prompt that is not padded is not captured: its shapes are its own.
-        decoder.run(first[0], decoder.start(prompt_L if first[1] else prompt_L[:1], 0)[1])
+        if first[1] is not None:
+            _, context = decoder.start(prompt_L, 0)
+        else:  # nothing is captured of such a prompt: a short one will do
+            _, context = decoder.start(prompt_L[:1], 0, padded=False)
+        decoder.run(first[0], context)
         for rows, _ in sorted(steps - decoder.prepared):
             decoder.rewind()
             decoder.run(rows)

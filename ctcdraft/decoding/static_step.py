@@ -103,13 +103,13 @@ class StaticDecoder:
         # The tokens of the step whose outcome is not known yet, and the next tree.
         return seen_rows(length + self.longest + self.settings.nodes)
 
-    def start(self, prompt_L: Tensor, seed: int) -> tuple[int, StaticContext]:
-        """Read a prompt; return the first token of the response, and the context of the first draft."""
+    def start(self, prompt_L: Tensor, seed: int, padded: bool = True) -> tuple[int, StaticContext]:
+        """Read a prompt, padded if it is short; return the response's first token and the first draft's context."""
         self.key_1.fill_(GumbelNoise.key_of(seed))
         for cache, _ in [(self.cache, 0), *self.draft_caches]:
             cache.restart()
         self.memory, self.caches_in_use = None, 0
-        if (size := padded_size(len(prompt_L))) is None:
+        if (size := padded_size(len(prompt_L)) if padded else None) is None:
             return self.start_in_exact_shapes(prompt_L)
         self.prompt.write(prompt_L)
         self.see_rows(seen_rows(size))

@@ -23,12 +23,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ctcdraft.decoding.loop import generate, uses_fixed_shapes
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_cache import StaticCache
 from ctcdraft.decoding.static_loop import StaticShapes
+from ctcdraft.decoding.static_prompt import padded_size
 from ctcdraft.decoding.static_step import seen_rows
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
@@ -108,7 +110,8 @@ def is_rounding(
     try:
         judge = Judge(setup, prompt_L, both[1][:position], (both[0][position], both[1][position]), seed)
         near = judge.is_near_tie()
-        if any(isinstance(setup.contestants[each], StockGenerate) for each in (name, AUTOREGRESSIVE)):
+        # The passes over a prompt are not recorded; they differ where one is padded.
+        if position == 0 or any(isinstance(setup.contestants[each], StockGenerate) for each in (name, AUTOREGRESSIVE)):
             return near
         sound = [judge.is_sound(each, tokens) for each, tokens in zip((name, AUTOREGRESSIVE), both, strict=True)]
         if False in sound or (near is False and not judge.is_cut):
@@ -153,8 +156,8 @@ class Judge:
         again = decode_recorded(self.setup, drafter, self.prompt_L, settings, self.seed, recording)
         if again[: self.position + 1] != tuple(tokens[: self.position + 1]):
             return None
-        if recording.logits_V is None:  # another root than the newest token; or chosen by the pass over the prompt
-            return self.position == 0  # which may be padded for one of the two: only near ties can differ
+        if recording.logits_V is None:  # another root than the newest token
+            return False
         fixed = uses_fixed_shapes(self.setup.base, drafter, settings)
         repeat = repeat_fixed_shapes if fixed else repeat_exact_shapes
         repeated_V, scores_V = repeat(self.exact, recording, self.prompt_L), self.scores(recording.logits_V)
@@ -217,8 +220,11 @@ def repeat_exact_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Te
 def repeat_fixed_shapes(base: Any, recording: Recording, prompt_L: Tensor) -> Tensor:
     """Do the same with the cache of fixed shapes."""
     cache = StaticCache(base.layers, len(prompt_L) + recording.rows, base.context_length, base.device)
-    base.read(prompt_L, cache.exact)
-    cache.adopt_prompt()
+    if (size := padded_size(len(prompt_L))) is None:
+        base.read(prompt_L, cache.exact)
+        cache.adopt_prompt()
+    else:
+        base.read_padded(F.pad(prompt_L, (0, size - len(prompt_L))), prompt_L.new_tensor([len(prompt_L)]), cache)
     for tree, path in recording.steps:
         cache.visible = min(seen_rows(int(cache.length_1) + len(tree)), cache.capacity)
         output = base.read_tree(tree, cache)

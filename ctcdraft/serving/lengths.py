@@ -155,7 +155,7 @@ class DraftLengths:
         self.expected: dict[Hashable, np.ndarray] = {}
 
     def regime(self, requests: int) -> Regime:
-        # 1, 2, 3 to 5, 6 to 11, 12 to 23: a full batch and one in which a request just ended are measured together.
+        # 1, 2, 3 to 5, 6 to 11, 12 to 23: a batch of 4, 8 or 16 of which a request just ended stays in its group.
         return self.regimes[(4 * requests // 3).bit_length()]
 
     def wants_draft(self, requests: int) -> bool:

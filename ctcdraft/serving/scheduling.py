@@ -60,17 +60,19 @@ def skip_drafts_for_prompts(stock: Callable[..., Any], is_served: Callable[[Any]
     """Return vLLM's `EngineCore.post_step`, which asks for no drafts where a request has come during the step."""
 
     def post_step(self: Any, model_executed: bool) -> None:
-        scheduler = self.scheduler
-        if model_executed and (drops := drops_of(scheduler, is_served)):
+        if model_executed and is_served(self.vllm_config):
+            scheduler = self.scheduler
+            drops, running = drops_of(scheduler, is_served), scheduler.running
             waiting = first_waiting(scheduler.waiting, getattr(self, "input_queue", None))
-            if drops.next_step_drops(waiting, len(scheduler.running), scheduler.max_num_running_reqs):
+            answering = any(request.num_output_tokens for request in running)  # others have no drafts
+            if answering and drops.next_step_drops(waiting, len(running), scheduler.max_num_running_reqs):
                 return
         stock(self, model_executed)
 
     return post_step
 
 
-def drops_of(scheduler: Any, is_served: Callable[[Any], bool]) -> DraftDrops | None:
+def drops_of(scheduler: Any, is_served: Callable[[Any], bool]) -> Any:
     """Return the DraftDrops of a scheduler; None if its drafts are not of this package."""
     if not hasattr(scheduler, "draft_drops"):
         scheduler.draft_drops = DraftDrops() if is_served(scheduler.vllm_config) else None
@@ -81,12 +83,10 @@ def first_waiting(waiting: Any, arrived: Any) -> str | None:
     """Return the id of the first request that waits in vLLM's queue or has arrived since the step began.
 
     Args:
-        arrived: the queue.Queue of messages to the engine, which this thread alone takes from: pairs of a type and, of
-            an ADD, a request and a number. None where there is no such queue.
+        arrived: the queue.Queue of messages to the engine, pairs of a type and, of an ADD, a request and a number; None
+            where there is no such queue.
     """
     if waiting:
         return waiting.peek_request().request_id
-    if arrived is None or arrived.empty():
-        return None
-    kind, content = arrived.queue[0]
-    return content[0].request_id if kind.name == "ADD" else None
+    messages = [] if arrived is None else list(arrived.queue)  # one operation, which no other thread interrupts
+    return next((content[0].request_id for kind, content in messages if kind.name == "ADD"), None)

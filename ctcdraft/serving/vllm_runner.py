@@ -16,7 +16,7 @@ from torch import nn
 
 from ctcdraft.errors import InputError
 from ctcdraft.serving import cpu_sampling, speculators
-from ctcdraft.serving.configuration import read_options, refuse_other_head, refuse_unserved
+from ctcdraft.serving.configuration import SERVED_VERSIONS, read_options, refuse_other_head, refuse_unserved
 from ctcdraft.serving.scheduling import drop_drafts_for_prompts, skip_drafts_for_prompts
 
 PROPOSER = "ctcdraft.serving.CTCProposer"
@@ -29,8 +29,6 @@ def register() -> None:
     """
     import vllm
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.engine.core import EngineCore
 
     cpu_sampling.install(vllm.__version__)
     stock = EngineArgs.create_engine_config
@@ -48,8 +46,12 @@ def register() -> None:
 
     create_engine_config.checks_ctcdraft = True  # type: ignore[attr-defined]
     EngineArgs.create_engine_config = create_engine_config
-    Scheduler.schedule = drop_drafts_for_prompts(Scheduler.schedule, is_adaptive)
-    EngineCore.post_step = skip_drafts_for_prompts(EngineCore.post_step, is_adaptive)
+    if vllm.__version__.startswith(SERVED_VERSIONS):
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.engine.core import EngineCore
+
+        Scheduler.schedule = drop_drafts_for_prompts(Scheduler.schedule, is_adaptive)
+        EngineCore.post_step = skip_drafts_for_prompts(EngineCore.post_step, is_adaptive)
 
 
 def is_served(vllm_config: Any) -> bool:

@@ -36,15 +36,15 @@ def test_a_step_waits_for_nothing_but_the_report(temperature, tmp_path):
         base.static_shapes = StaticShapes()
         generate(base, drafter, PROMPTS[0].cuda(), how, frozenset(), 5)
         (decoder,) = base.static_shapes.decoders.values()
-        assert decoder.capture_error is None, type(drafter).__name__
+        assert decoder.graphs.error is None, type(drafter).__name__
         rows = decoder.rows_behind(len(PROMPTS[0]))
         for eager in (False, True):
-            decoder.capture_error = "tested" if eager else None
+            decoder.graphs.error = "tested" if eager else None
             _, first = decoder.start(PROMPTS[0].cuda(), 5)
-            decoder.run(rows, first)
             transfers = Transfers(decoder.report_R)
             torch.cuda.set_sync_debug_mode("error")
             try:
+                decoder.run(rows, first)
                 for _ in range(3):
                     decoder.run(rows)
                     transfers.begin()
@@ -76,9 +76,9 @@ def test_half_precision_by_kernels(tmp_path):
         base.static_shapes, answers = StaticShapes(), []
         for eager in (False, True):
             decoder = base.static_shapes.decoder(base, drafter, HOW, 128)
-            decoder.capture_error = "tested" if eager else None
+            decoder.graphs.error = "tested" if eager else None
             answers.append([generate(base, drafter, prompt.cuda(), HOW, frozenset(), 5).tokens for prompt in PROMPTS])
-            assert eager or (decoder.graphs and decoder.capture_error is None), type(drafter).__name__
+            assert eager or (decoder.graphs.graphs and decoder.graphs.error is None), type(drafter).__name__
         assert answers[0] == answers[1], type(drafter).__name__
     assert base.fused_layers is not None
     tree, states = TokenTree.chain(torch.tensor([9], device="cuda"), torch.arange(5, device="cuda")), []

@@ -75,6 +75,33 @@ def test_captures_change_nothing(by_parts, captures, tmp_path):
         base.static_shapes = None
 
 
+def test_a_capture_that_fails_changes_nothing(captures, tmp_path, monkeypatch):
+    """That of the first step, after it ran once: the step is then run as if nothing had been captured."""
+    base, prompts = random_base(context=160), []
+
+    def fail_after_prompt(function):
+        if prompts:
+            function()
+            raise RuntimeError("it waits for the host")
+        prompts.append(function)
+        return Replay(function)
+
+    monkeypatch.setattr(static_graphs, "capture_graph", fail_after_prompt)
+    for drafter in drafters_of(base, tmp_path):
+        steps = []
+        for captured in (False, True):
+            monkeypatch.setattr(static_graphs, "can_capture", lambda device, captured=captured: captured)
+            base.static_shapes = shapes = StaticShapes()
+            prompts.clear()
+            answer = generate(base, drafter, PROMPTS[0], HOW, frozenset(), 0)
+            steps.append((answer.tokens, [step.committed for step in answer.passes]))
+            (decoder,) = shapes.decoders.values()
+            steps[-1] += (len(decoder.draft_caches),)
+        assert decoder.graphs.error == "it waits for the host"
+        assert steps[0] == steps[1], type(drafter).__name__
+        base.static_shapes = None
+
+
 def test_dropped_graphs_are_freed_at_once(captures, tmp_path, monkeypatch):
     """Not when Python looks for reference cycles: the memory of graphs is needed for those that replace them."""
     # As a CUDA graph does, it runs the function once and does not keep it.

@@ -101,6 +101,20 @@ def test_near_ties_are_rounding(changes):
 
 
 @torch.inference_mode()
+def test_the_first_token_is_judged_by_its_near_tie():
+    """The pass over the prompt chose it: padded for one of the two, in its exact shape for the other."""
+    setup, found = setup_of(static=True), set()
+    for prompt_L in PROMPTS:
+        judge = half_precision.Judge(setup, prompt_L, (), (0, 0), 0)
+        best, second = judge.plain_V.topk(2).indices.tolist()
+        is_near = half_precision.Judge(setup, prompt_L, (), (best, second), 0).is_near_tie()
+        both = [second, *PROMPTS[0][:3].tolist()], [best, *PROMPTS[0][:3].tolist()]
+        assert half_precision.is_rounding(setup, "ctc", prompt_L, both, 0) is is_near
+        found.add(is_near)
+    assert found == {True, False}
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("fault", [None, WrongPosition])
 def test_steps_of_fixed_shapes_are_repeated_as_such(fault):
     setup = setup_of(fault=fault, static=True)

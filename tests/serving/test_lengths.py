@@ -147,7 +147,7 @@ def test_nothing_is_kept_of_requests_that_ended():
 
 
 @pytest.mark.parametrize(("fewest", "most"), [(1, 1), (2, 2), (3, 5), (6, 11), (12, 23)])
-def test_a_full_batch_and_one_with_a_request_less_are_measured_together(fewest, most):
+def test_batches_of_similar_sizes_are_measured_together(fewest, most):
     lengths = DraftLengths(AcceptanceModel(), adaptive=True)
     group = lengths.regime(fewest)
     assert [lengths.regime(number) is group for number in (fewest - 1, most, most + 1)] == [False, True, False]

@@ -18,7 +18,7 @@ class Queue(list):
 
 
 def request(name, drafts=()):
-    return SimpleNamespace(request_id=name, spec_token_ids=[*drafts])
+    return SimpleNamespace(request_id=name, spec_token_ids=[*drafts], num_output_tokens=1)
 
 
 class Scheduler:
@@ -88,6 +88,7 @@ class Engine:
 
     def __init__(self, scheduler):
         self.scheduler, self.asked, self.input_queue = scheduler, 0, queue.Queue()
+        self.vllm_config = scheduler.vllm_config
 
     def stock(self, model_executed):
         self.asked += model_executed
@@ -120,10 +121,25 @@ def test_nothing_is_drafted_for_a_step_that_will_read_a_prompt():
 def test_other_messages_stop_no_draft():
     engine = Engine(Scheduler(places=9))
     assert [engine.step(("ABORT", "a")), engine.step()] == [(0, True), (4, True)]
+    assert engine.step(("ABORT", "a"), ("ADD", "c")) == (4, False)
+
+
+def test_requests_without_an_answer_do_not_count():
+    """Nothing is drafted for them, so the next request with a prompt still has its effect."""
+    engine = Engine(Scheduler(places=9))
+    for one in engine.scheduler.running:
+        one.num_output_tokens = 0
+    assert engine.step(("ADD", "c")) == (0, True)
+    engine.scheduler.waiting.clear()
+    for one in engine.scheduler.running:
+        one.num_output_tokens = 1
+    assert engine.step(("ADD", "d")) == (4, False)
 
 
 def test_other_engines_are_always_asked():
     engine = Engine(Scheduler("undrafted", places=9))
+    engine.scheduler.schedule = list  # of a class of its own, which has no configuration
+    del engine.scheduler.vllm_config
     assert engine.step(("ADD", "c")) == (0, True)
 
 
