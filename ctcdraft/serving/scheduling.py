@@ -46,7 +46,7 @@ def drop_drafts_for_prompts(stock: Callable[..., Any], is_served: Callable[[Any]
     def schedule(self: Any, *arguments: Any, **named: Any) -> Any:
         if drops := drops_of(self, is_served):
             drafted = any(request.spec_token_ids for request in self.running)
-            waiting = self.waiting.peek_request().request_id if self.waiting else None
+            waiting = first_waiting(self.waiting, None)
             if drafted and drops.next_step_drops(waiting, len(self.running), self.max_num_running_reqs):
                 for request in self.running:
                     request.spec_token_ids = []
@@ -60,9 +60,11 @@ def skip_drafts_for_prompts(stock: Callable[..., Any], is_served: Callable[[Any]
     """Return vLLM's `EngineCore.post_step`, which asks for no drafts where a request has come during the step."""
 
     def post_step(self: Any, model_executed: bool) -> None:
-        if model_executed and is_served(self.vllm_config):
-            scheduler = self.scheduler
-            drops, running = drops_of(scheduler, is_served), scheduler.running
+        scheduler = self.scheduler
+        if not hasattr(self, "draft_drops"):  # asked once: the answer reads the files of the head
+            self.draft_drops = drops_of(scheduler, is_served) if is_served(self.vllm_config) else None
+        if model_executed and (drops := self.draft_drops):
+            running = scheduler.running
             waiting = first_waiting(scheduler.waiting, getattr(self, "input_queue", None))
             answering = any(request.num_output_tokens for request in running)  # others have no drafts
             if answering and drops.next_step_drops(waiting, len(running), scheduler.max_num_running_reqs):

@@ -3,6 +3,8 @@
 import queue
 from types import SimpleNamespace
 
+import pytest
+
 from ctcdraft.serving.scheduling import (
     MOST_RUNNING,
     DraftDrops,
@@ -141,6 +143,22 @@ def test_other_engines_are_always_asked():
     engine.scheduler.schedule = list  # of a class of its own, which has no configuration
     del engine.scheduler.vllm_config
     assert engine.step(("ADD", "c")) == (0, True)
+
+
+@pytest.mark.parametrize("config", ["served", "undrafted"])
+def test_whose_drafts_they_are_is_asked_before_the_first_step_alone(config, monkeypatch):
+    """The answer reads the files of the head."""
+    asked = []
+    is_served = lambda config: asked.append(config) or config == "served"  # noqa: E731
+    monkeypatch.setattr(Scheduler, "schedule", drop_drafts_for_prompts(Scheduler.stock, is_served))
+    monkeypatch.setattr(Engine, "post_step", skip_drafts_for_prompts(Engine.stock, is_served))
+    engine = Engine(Scheduler(config, places=9))
+    engine.step()
+    known = len(asked)
+    for _ in range(3):
+        engine.step()
+    assert known > 0
+    assert len(asked) == known
 
 
 def test_an_engine_without_a_queue_sees_the_waiting_requests():
