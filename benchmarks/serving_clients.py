@@ -42,6 +42,13 @@ class Reference:
         return self.text[start : start + rng.randint(2, 4)] or "."
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error that the others were raised from, where one was hidden with `from None`, too."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
 class Clients:
     """Requests of all kinds to one server. Each kind gets a body, the undrafted answer and random numbers."""
 
@@ -81,7 +88,7 @@ class Clients:
         try:
             await getattr(self, kind)(body, reference, rng)
         except Exception as error:
-            self.tally.problems.append(f"{kind}: {type(error).__name__} {error}")
+            self.tally.problems.append(f"{kind}: {type(error).__name__} {error}, caused by {first_cause(error)!r}")
 
     async def whole(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
         self.compare(reference, reference.ids[: body["max_tokens"]], (await self.post(body)).ids)

@@ -2,13 +2,17 @@
 
 import argparse
 import asyncio
+import random
+import socket
+import struct
 from collections import Counter
 
 import pytest
 import torch
 
 from benchmarks import serving_soak
-from benchmarks.serving_clients import Tally
+from benchmarks.server_process import open_client
+from benchmarks.serving_clients import Clients, Reference, Tally
 
 MIB = 2**20
 # Tokens 1 and 2 are equal at the second place; at every other place token 1 is greedy.
@@ -85,6 +89,25 @@ def test_a_watch_ends_with_the_soak(monkeypatch, tmp_path):
     server, tally = argparse.Namespace(process=argparse.Namespace(pid=1)), Tally()
     assert set(asyncio.run(serving_soak.watched_soak(options, {}, tally, server))) == {7}
     assert tally.kinds["whole"] == 3
+
+
+def test_a_problem_names_its_first_cause():
+    async def reset(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async def asked():
+        server, tally = await asyncio.start_server(reset, "127.0.0.1", 0), Tally()
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, open_client(url, 20.0) as client:
+            clients = Clients(argparse.Namespace(model="tiny"), client, tally)
+            await clients.request("a", Reference([0], [1], "a"), random.Random(0))
+        return tally.problems
+
+    (problem,) = asyncio.run(asked())
+    assert "ReadError" in problem
+    assert "caused by ConnectionResetError" in problem
 
 
 DIFFERENT = {"prompt": [0], "ours": [1], "theirs": [1, 1]}
