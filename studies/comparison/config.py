@@ -139,14 +139,14 @@ def load_config(overrides: Sequence[str]) -> Comparison:
 def comparison(**node: Any) -> Comparison:
     parts = {"ladder": Ladder, "measure": Measure}
     node |= {key: kind(**with_tuples(node[key])) for key, kind in parts.items()}
-    node["crossed"] = node["crossed"] and crossed(**node["crossed"])
+    node["crossed"] = node["crossed"] and crossed(**with_tuples(node["crossed"]))
     counted = with_tuples(node["counted"])
     node["counted"] = Counted(**{**counted, "plan": HardwareSpec.of(counted["plan"])})
     node["bases"] = {name: Base(**base) for name, base in with_tuples(node)["bases"].items()}
     return Comparison(**with_tuples(node) | {"out": Path(node["out"]), "results": Path(node["results"])})
 
 
-def crossed(train: list[str], trees: Mapping[str, Mapping[str, str]], **node: Any) -> Any:
+def crossed(train: Overrides, trees: Mapping[str, Mapping[str, str]], **node: Any) -> Any:
     cells = []
     for levels in product(*(node[factor].items() for factor in FACTORS)):
         names = dict(zip(FACTORS, (name for name, _ in levels), strict=True))

@@ -129,6 +129,17 @@ def test_cells_take_their_minutes_and_those_that_decide_get_more_seeds():
     assert (steps["dflash-ctc-none"], steps["dflash-ctc-markov"], steps["dflash-ctc-gru"]) == (120, 30, 60)
 
 
+def test_null_leaves_a_level_of_the_crossed_table_out():
+    table = load_config([*SMALL, "crossed.objective.ctc=null", "crossed.correction.markov=null"]).crossed
+    kept = {factor: {cell.levels[factor] for cell in table.cells} for factor in ("body", "objective", "correction")}
+    assert kept == {
+        "body": {"one_block", "dflash"},
+        "objective": {"cross_entropy", "prefix_ctc", "prefix_tv"},
+        "correction": {"none", "gru"},
+    }
+    assert len(table.cells) == 12
+
+
 def test_evaluations_are_small_groups_of_one_role_with_the_trees_of_a_loss():
     config = load_config([*SMALL, "measure.heads=2"])
     jobs = [job for job in all_jobs(config, {}) if isinstance(job, Evaluation)]
