@@ -93,11 +93,12 @@ def numeric_ticks(most: float) -> list[Tick]:
 
 @dataclass(frozen=True)
 class Axes:
-    """A plotting area in pixels whose y axis begins at 0 and whose x axis begins at `min_x`."""
+    """A plotting area in pixels whose axes begin at `min_x` and `min_y`."""
 
     max_x: float
     max_y: float
     min_x: float = 0.0
+    min_y: float = 0.0
     left: int = 60
     top: int = 54
     width: int = 440
@@ -106,18 +107,20 @@ class Axes:
     def at(self, x: float, y: float) -> Point:
         """Return the pixel of a pair of values."""
         across = (x - self.min_x) / (self.max_x - self.min_x or 1.0)  # 0 where a figure has one value of x
-        return self.left + self.width * across, self.top + self.height * (1 - y / self.max_y)
+        up = (y - self.min_y) / (self.max_y - self.min_y or 1.0)
+        return self.left + self.width * across, self.top + self.height * (1 - up)
 
     def frame(self, title: str, name_x: str, name_y: str, ticks_x: Sequence[Tick]) -> list[str]:
         foot = self.top + self.height
         shapes = [text(8, 18, title, bold=True), text(8, self.top - 16, name_y)]
         shapes.append(text(self.left + self.width, foot + 34, name_x, anchor="end"))
         for value in axis_ticks(self.max_y):
-            if value <= self.max_y * 1.001:  # an axis may end between two ticks
+            if self.min_y <= value <= self.max_y * 1.001:  # an axis may end between two ticks
                 y = self.at(self.min_x, value)[1]
                 shapes.append(line([(self.left, y), (self.left + self.width, y)], faint=True))
                 shapes.append(text(self.left - 6, y + 4, f"{value:g}", anchor="end"))
-        return shapes + [text(self.at(value, 0)[0], foot + 17, label, anchor="middle") for value, label in ticks_x]
+        across = [(self.at(value, self.min_y)[0], label) for value, label in ticks_x]
+        return shapes + [text(x, foot + 17, label, anchor="middle") for x, label in across]
 
     def figure(self, title: str, shapes: Sequence[str], colours: Mapping[str, str]) -> Figure:
         """Return a figure of these shapes with a legend, one name and its colour per line, to the right of the axes."""

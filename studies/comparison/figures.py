@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ctcdraft.report.svg import Axes, Point, assign_colours, axis_ticks, dot, line, numeric_ticks
+from ctcdraft.report.svg import Axes, Point, assign_colours, axis_ticks, dot, line, numeric_ticks, text
 from studies.comparison.jobs import Row
 
 
@@ -31,14 +31,28 @@ def front_figure(name: str, title: str, axis: str, points: Mapping[str, Point]) 
     if not points:
         return {}
     ordered = sorted(points.items(), key=lambda one: -one[1][1])
-    longest, most = max(cost for cost, _ in points.values()), ordered[0][1][1]
-    axes = Axes(axis_ticks(longest)[-1], axis_ticks(most)[-1])
+    longest = max(cost for cost, _ in points.values())
+    axes = tau_axes(longest, ordered[0][1][1])
     shapes = axes.frame(title, axis, "tau", numeric_ticks(longest))
     shapes.append(line([axes.at(*point) for point in front(list(points.values()))]))
-    colours = assign_colours(f"{method}, {cost:.2f}  {tau:.2f}" for method, (cost, tau) in ordered)
+    colours = assign_colours(numbered(f"{method} ({cost:.2f}, {tau:.2f})" for method, (cost, tau) in ordered))
     for (label, colour), (_, point) in zip(colours.items(), ordered, strict=True):
-        shapes.append(dot(*axes.at(*point), colour, label))
+        shapes += numbered_dot(axes.at(*point), colour, label)
     return {name: axes.figure(title, shapes, colours).file()}
+
+
+def tau_axes(longest: float, most: float) -> Axes:
+    """Return axes of tau, which is 1 for no draft."""
+    return Axes(axis_ticks(longest)[-1], axis_ticks(most)[-1], min_y=1.0, height=440)
+
+
+def numbered(labels: Iterable[str]) -> list[str]:
+    """Return labels with numbers, by which points are found where colours are repeated."""
+    return [f"{number} {label}" for number, label in enumerate(labels, 1)]
+
+
+def numbered_dot(pixel: Point, colour: str, label: str) -> list[str]:
+    return [dot(*pixel, colour, label), text(pixel[0] + 6, pixel[1] + 4, label.partition(" ")[0])]
 
 
 def front(points: Sequence[Point]) -> list[Point]:
@@ -64,15 +78,13 @@ def budget_figure(base: str, rows: Sequence[Row]) -> dict[str, str]:
     if not curves:
         return {}
     longest, most = (max(point[side] for points in curves.values() for point in points) for side in (0, 1))
-    axes = Axes(axis_ticks(longest)[-1], axis_ticks(most)[-1])
+    axes = tau_axes(longest, most)
     title = f"validation tau by training time, {base}"
     shapes = axes.frame(title, "processor minutes", "tau", numeric_ticks(longest))
-    colours = assign_colours(curves)
-    for method, points in curves.items():
-        pixels = [axes.at(*point) for point in points]
-        shapes.append(line(pixels, colours[method]))
-        shapes += [
-            dot(*pixel, colours[method], f"{method} {point[1]:.2f}")
-            for pixel, point in zip(pixels, points, strict=True)
-        ]
+    ordered = sorted(curves, key=lambda method: -curves[method][-1][1])
+    colours = assign_colours(numbered(f"{method} ({curves[method][-1][1]:.2f})" for method in ordered))
+    for (label, colour), method in zip(colours.items(), ordered, strict=True):
+        *pixels, last = (axes.at(*point) for point in curves[method])
+        shapes += [line([*pixels, last], colour), *(dot(*pixel, colour, label) for pixel in pixels)]
+        shapes += numbered_dot(last, colour, label)
     return {f"budgets-{base}.svg": axes.figure(title, shapes, colours).file()}
