@@ -1,7 +1,7 @@
 """Archives, summaries and tables of the studies in results/.
 
 python -m studies.results unpack STUDY [FOLDER]   unpack the raw reports, by default into runs/results/STUDY
-python -m studies.results rebuild [STUDY...]      write summary.csv, differences.csv and figures from raw.tar.gz
+python -m studies.results rebuild [STUDY...]      write CSV files and figures from the raw reports
 python -m studies.results readme                  write the tables of README.md, results/**/README.md, docs/*.md
 
 results.yaml lists columns and figures, results_tables.yaml the tables. A row of summary.csv is one method on one
@@ -43,7 +43,10 @@ MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 def unpack(study: str, folder: Path) -> Path:
     if study not in STUDIES:
         raise InputError(f"there is no study {study}; there are {', '.join(STUDIES)}")
-    with tarfile.open(RESULTS / study / "raw.tar.gz") as archive:
+    file = RESULTS / study / "raw.tar.gz"
+    if not file.is_file():
+        raise InputError(f"{study} has no archive: its raw reports are in {RESULTS / study / store.EVALUATIONS}")
+    with tarfile.open(file) as archive:
         for member in archive:
             unpack_member(archive, member, folder)
     return folder
@@ -60,10 +63,11 @@ def unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Pat
 
 
 def rebuild(study: str, out: Path | None = None) -> None:
+    out, rules = out or RESULTS / study, load(RESULTS / study / store.RULES)
+    if rules:
+        return comparison.rebuild(rules, store.ResultStore(out, RESULTS / study), out)
     with TemporaryDirectory() as place:
-        raw, out = unpack(study, Path(place)), out or RESULTS / study
-        if (raw / store.RULES).is_file():
-            return comparison.rebuild(raw, out)
+        raw = unpack(study, Path(place))
         figures, texts = (STUDIES[study].get(key, {}) for key in ("figures", "text"))
         for folder in {(raw / file).parent for file in figures.values()}:
             if folder.name == "figures":

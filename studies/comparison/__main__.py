@@ -20,7 +20,7 @@ from studies.comparison.jobs import Evaluation, Training
 from studies.comparison.page import publish, write_page
 from studies.comparison.schedule import all_jobs
 from studies.comparison.store import ResultStore
-from studies.comparison.tables import collect_raw
+from studies.comparison.tables import rules_of
 
 
 def main(overrides: list[str]) -> None:
@@ -41,8 +41,7 @@ def main(overrides: list[str]) -> None:
             break
     else:
         costs.count_missing(config, store, wait=True)
-        collect_raw(config, store)
-        (publish if config.publish else write_page)(store)
+        (publish if config.publish else write_page)(store, rules_of(config, store))
     if failed:
         raise InputError(f"{len(failed)} jobs failed: {', '.join(sorted(failed))}; the same command tries them again")
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import io
+import json
 import shutil
-import tarfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 from studies import results
-from studies.comparison.store import COSTS, EVALUATIONS, RULES, TRAININGS, ResultStore
+from studies.comparison.store import RULES, TRAININGS, ResultStore
 from studies.comparison.tables import rebuild
 
 TITLES = {
@@ -28,13 +28,12 @@ TITLES = {
     "crossed_effects": "Effect of each factor, all pairs that differ in it alone (intervals over questions)",
     "crossed_decided": "Pairs of cells with several seeds (t intervals over seeds)",
 }
-ARCHIVED = (RULES, TRAININGS, COSTS, EVALUATIONS)
 
 
-def write_page(store: ResultStore) -> Path:
+def write_page(store: ResultStore, rules: Mapping[str, Any]) -> Path:
     """Write CSV files, figures and page.md below out/results/comparison; return that folder."""
     folder = store.out / "results" / "comparison"
-    rebuild(store.raw, folder)
+    rebuild(rules, store, folder)
     parts = ["# The comparison"]
     for name, title in TITLES.items():
         if text := table_text(folder, name):
@@ -54,29 +53,15 @@ def table_text(folder: Path, name: str) -> str:
     return text if text.count("\n") > 2 else ""
 
 
-def publish(store: ResultStore) -> None:
-    """Replace archive, CSV files and figures in results/; README.md is left for a person to write."""
+def publish(store: ResultStore, rules: Mapping[str, Any]) -> None:
+    """Replace tables, figures and their rules in results/; README.md is left for a person to write."""
     if not store.measured():
         raise InputError(f"{store.evaluations} holds no evaluation; run the comparison before publish=true")
-    folder = write_page(store)
-    files = sorted(file for name in ARCHIVED if (file := store.raw / name).is_file())
+    folder = write_page(store, rules)
     # Not the rows of all trainings: other processes append to them.
-    tables = [[*one.glob("*.csv"), *one.glob("*.svg")] for one in (store.results, folder)]
-    old, new = ([file for file in one if file.name != TRAININGS] for one in tables)
-    for file in old:
-        file.unlink()
-    for file in new:
-        shutil.copyfile(file, store.results / file.name)
-    (store.results / "raw.tar.gz").write_bytes(archive(files))
-
-
-def archive(files: list[Path]) -> bytes:
-    """Return a compressed archive with the same bytes for the same files."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for file in files:
-            text = file.read_bytes()
-            info = tarfile.TarInfo(file.name)
-            info.size, info.mode = len(text), 0o644
-            tar.addfile(info, io.BytesIO(text))
-    return gzip.compress(buffer.getvalue(), 9, mtime=0)
+    for old in [file for pattern in ("*.csv", "*.svg", "raw.tar.gz") for file in store.results.glob(pattern)]:
+        if old.name != TRAININGS:
+            old.unlink()
+    for new in [*folder.glob("*.csv"), *folder.glob("*.svg")]:
+        shutil.copyfile(new, store.results / new.name)
+    write_text(store.results / RULES, json.dumps(rules, indent=1) + "\n")

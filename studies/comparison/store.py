@@ -1,8 +1,9 @@
 """The files of the comparison: the rows of finished trainings, and the folders of its heads and evaluations.
 
     results/trainings.csv   a row per finished training        results/evaluations.jsonl.gz   a line per evaluation
-    results/costs.json      counted costs                      out/jobs.json   overrides of every job that was begun
-    out/heads/NAME   run directories      out/evaluations/NAME   reports with responses      out/raw   what is archived
+    results/costs.json      counted costs                      results/comparison.json   rules of the published tables
+    out/heads/NAME   run directories      out/evaluations/NAME   reports with responses
+    out/jobs.json    overrides of every job that was begun
 
 `results` is committed while the study runs. What is finished there is not made again, also where `out` was lost; a head
 is trained again only if an evaluation that is missing needs it. Changed overrides are refused instead of mixing
@@ -36,7 +37,7 @@ from ctcdraft.io import atomic_write, write_text
 from studies.comparison.config import FACTORS
 from studies.comparison.jobs import Row
 
-RULES, TRAININGS, COSTS, EVALUATIONS = "comparison.json", "trainings.csv", "costs.json", "evaluations.jsonl"
+RULES, TRAININGS, COSTS, EVALUATIONS = "comparison.json", "trainings.csv", "costs.json", "evaluations.jsonl.gz"
 NUMBERS = {"seed": int, "steps": int, "frames": int, "parameters": int, "learning_rate": float, "seconds": float}
 NUMBERS |= {"tau": float, "loss": float}
 # Keys on which no result depends.
@@ -60,12 +61,7 @@ class ResultStore:
 
     @property
     def evaluations(self) -> Path:
-        return self.results / f"{EVALUATIONS}.gz"
-
-    @property
-    def raw(self) -> Path:
-        """What the tables are made from, and what is archived."""
-        return self.out / "raw"
+        return self.results / EVALUATIONS
 
     @property
     def costs(self) -> Path:
@@ -167,9 +163,9 @@ def read_rows(file: Path) -> dict[str, Row]:
 
 
 def read_evaluations(file: Path) -> dict[str, Row]:
-    """Return the lines of evaluations.jsonl or evaluations.jsonl.gz by the name of their job."""
+    """Return the lines of evaluations.jsonl.gz by the name of their job."""
     try:
-        text = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode()
+        text = gzip.decompress(file.read_bytes()).decode()
         return {line["evaluation"]: line for line in map(json.loads, text.splitlines())}
     except FileNotFoundError:
         return {}

@@ -1,4 +1,4 @@
-"""heads.csv, claims.csv and figures of a comparison, from its raw files alone.
+"""heads.csv, claims.csv and figures of a comparison, from the files of its results alone.
 
 heads.csv has a row per head, tree, benchmark and tree size, with its training and its counted cost; claims.csv has a
 row per difference of two heads, which names its kind of interval.
@@ -23,11 +23,11 @@ from studies.comparison.jobs import CROSSED, REPLAY, TRIAL, Row
 from studies.comparison.measure import passed_check
 from studies.comparison.schedule import all_jobs, main_role
 from studies.comparison.statistics import Measured, Place, claims, converged_at
-from studies.comparison.store import COSTS, EVALUATIONS, RULES, TRAININGS, ResultStore, read_evaluations, read_rows
+from studies.comparison.store import ResultStore
 
 
-def collect_raw(config: Comparison, store: ResultStore) -> None:
-    """Write what the tables need, of the config and of results/, to `store.raw`."""
+def rules_of(config: Comparison, store: ResultStore) -> dict[str, Any]:
+    """Return what the tables need of the config, and the names of the evaluations that are its own."""
     plan = {key: getattr(config.counted.plan, key) for key in ("flops", "bandwidth")}
     trees: dict[str, dict[str, str]] = {}
     levels: dict[str, list[str]] = {factor: [] for factor in FACTORS}
@@ -36,27 +36,21 @@ def collect_raw(config: Comparison, store: ResultStore) -> None:
             trees.setdefault(tree, {})[cell.levels["objective"]] = option
         for factor in FACTORS:
             levels[factor] = [*dict.fromkeys([*levels[factor], cell.levels[factor]])]
-    rules = {
+    wanted = {job.name for job in all_jobs(config, store.rows())}
+    return {
         "converged": config.ladder.converged, "claims": config.claims, "trees": trees, "levels": levels,
         "timed": {base: main_role(config, base) for base in config.bases},
         "unlike": config.crossed.unlike if config.crossed is not None else (),
         "counted": {"nodes": config.counted.nodes, "plan": plan},
+        "evaluations": sorted(wanted & {*store.measured()}),
     }  # fmt: skip
-    write_text(store.raw / RULES, json.dumps(rules, indent=1) + "\n")
-    for name, file in {TRAININGS: store.trainings, COSTS: store.costs}.items():
-        if file.is_file():
-            write_text(store.raw / name, file.read_text())
-    wanted = {job.name for job in all_jobs(config, store.rows())}
-    lines = [line for name, line in store.measured().items() if name in wanted]
-    write_text(store.raw / EVALUATIONS, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
-def rebuild(raw: Path, out: Path) -> None:
-    """Write heads.csv, claims.csv, trainings.csv and the figures of an unpacked archive."""
-    rules, costs = (json.loads(file.read_text()) if file.is_file() else {} for file in (raw / RULES, raw / COSTS))
-    rows = [*read_rows(raw / TRAININGS).values()]
-    lines = read_evaluations(raw / EVALUATIONS)
-    evaluations = [lines[name] for name in sorted(lines)]
+def rebuild(rules: Mapping[str, Any], store: ResultStore, out: Path) -> None:
+    """Write heads.csv, claims.csv and the figures of what is finished in `store.results`."""
+    costs = json.loads(store.costs.read_text()) if store.costs.is_file() else {}
+    rows, lines = [*store.rows().values()], store.measured()
+    evaluations = [lines[name] for name in rules["evaluations"]]
     heads = [row for one in evaluations for row in head_rows(one, rules, rows, costs)]
     pairs = [*claims(rules, rows, list(measured_places(evaluations)))]
     for name, found in {"heads": heads, "claims": pairs}.items():
@@ -65,8 +59,6 @@ def rebuild(raw: Path, out: Path) -> None:
             frame = pd.DataFrame(found).dropna(axis="columns", how="all").convert_dtypes()
             text = frame.to_csv(index=False, float_format="%.8g", lineterminator="\n")
             write_text(out / f"{name}.csv", text)
-    if (raw / TRAININGS).is_file():
-        write_text(out / TRAININGS, (raw / TRAININGS).read_text())
     for name, svg in figures(heads, rows).items():
         write_text(out / name, svg)
 

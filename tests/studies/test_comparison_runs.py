@@ -39,7 +39,7 @@ def world(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(measure, "count_parameters", lambda store, job: 10)
     monkeypatch.setattr(command.costs, "count_missing", lambda config, store, wait=False: None)
-    monkeypatch.setattr(command, "write_page", lambda store: None)
+    monkeypatch.setattr(command, "write_page", lambda store, rules: None)
     arguments = [*SMALL, SECOND, "crossed=null", "measure.heads=9"]
     arguments += [f"out={tmp_path / 'out'}", f"results={tmp_path / 'results'}"]
     return arguments, ran, broken

@@ -10,12 +10,17 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums
 from ctcdraft.hardware import HardwareSpec
 from studies.comparison.figures import front
-from studies.comparison.page import archive, publish, write_page
+from studies.comparison.page import publish, write_page
 from studies.comparison.statistics import QUESTIONS, SEEDS, Measured, difference, t_interval
 from studies.comparison.store import ResultStore
 from studies.comparison.tables import predicted_costs, rebuild
 
 PASSES = [10, 20, 10]
+TREES = {
+    "chain": {"ce": "per_frame_chain", "ctc": "collapse_chain"},
+    "frames": {"ce": "per_frame", "ctc": "collapse"},
+    "prefix": {"ctc": "prefix_search"},
+}
 
 
 def sums(tau, seconds=None):
@@ -103,40 +108,38 @@ def store(tmp_path):
         rows += [training(f"{name}.crossed.s{n}", name, "crossed", n, steps=77, levels=levels) for n in (1, 0)]
     for row in rows:
         store.append_row(row)
-    store.raw.mkdir(parents=True)
-    (store.raw / "trainings.csv").write_text(store.trainings.read_text())
-    trees = {"chain": {"ce": "per_frame_chain", "ctc": "collapse_chain"},
-             "frames": {"ce": "per_frame", "ctc": "collapse"}, "prefix": {"ctc": "prefix_search"}}  # fmt: skip
-    rules = {
-        "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": trees, "unlike": ["frames"], "timed": {"tiny": "2x"},
-        "levels": {"body": ["one", "deep"], "objective": ["ce", "ctc"], "correction": ["none"]},
-        "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}},
-    }  # fmt: skip
-    (store.raw / "comparison.json").write_text(json.dumps(rules))
     cost = {"launches": 9, "synchronisations": 1, "bytes": 20, "operations": 1, "base_bytes": 100, "base_operations": 5}
-    (store.raw / "costs.json").write_text(json.dumps({"ctc": cost, "medusa": cost}))
+    store.costs.write_text(json.dumps({"ctc": cost, "medusa": cost}))
     once = {"ctc.2x.s0": 2.4, "medusa.2x.s0": 1.6, "medusa.2x.s0@sparse": 1.9, "broken.2x.s0": 9.0}
     report(store, "gsm8k-replay-2x.s0", once, ["broken.2x.s0"])
     report(store, "gsm8k-replay-2x.s1", {"ctc.2x.s1": 2.6, "medusa.2x.s1": 1.6})
     report(store, "gsm8k-adaptive-2x.s0", {"ctc.2x.s0": 2.4, "medusa.2x.s0": 1.6}, timed=True)
     report(store, "gsm8k-fixed-2x.s0", {"ctc.2x.s0": 2.4, "medusa.2x.s0": 1.6, "prompt_lookup": 1.4}, timed=True)
-    crossed = {f"{name}.crossed.s0@{trees['chain'][loss]}": 1.5 + (body == "deep") + 0.25 * (loss == "ctc")
+    crossed = {f"{name}.crossed.s0@{TREES['chain'][loss]}": 1.5 + (body == "deep") + 0.25 * (loss == "ctc")
                for (body, loss), name in cells.items()}  # fmt: skip
     # tau of ctc 0.5 more in the prefix tree than in the tree of its frames, which ce builds in another way.
     for (_, loss), name in cells.items():
-        frames, prefix = (f"{name}.crossed.s0@{trees[tree].get(loss)}" for tree in ("frames", "prefix"))
+        frames, prefix = (f"{name}.crossed.s0@{TREES[tree].get(loss)}" for tree in ("frames", "prefix"))
         crossed |= {frames: 2.5, prefix: 3.0} if loss == "ctc" else {frames: 2.0}
     report(store, "gsm8k-replay-crossed.s0", crossed)
     # Another seed of all cells, in chains alone: with it CTC gains 0.25 on one body and 0.55 on the other.
-    again = {f"{name}.crossed.s1@{trees['chain'][loss]}": 1.5 + (body == "deep") + 0.25 * (loss == "ctc")
+    again = {f"{name}.crossed.s1@{TREES['chain'][loss]}": 1.5 + (body == "deep") + 0.25 * (loss == "ctc")
              + 0.3 * (body == "deep" and loss == "ctc") for (body, loss), name in cells.items()}  # fmt: skip
     report(store, "gsm8k-replay-crossed.s1", again)
-    (store.raw / "evaluations.jsonl").write_bytes(gzip.decompress(store.evaluations.read_bytes()))
     return store
 
 
-def test_heads_and_claims(store, tmp_path):
-    rebuild(store.raw, tmp_path / "tables")
+@pytest.fixture
+def rules(store):
+    return {
+        "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": TREES, "unlike": ["frames"], "timed": {"tiny": "2x"},
+        "levels": {"body": ["one", "deep"], "objective": ["ce", "ctc"], "correction": ["none"]},
+        "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}}, "evaluations": [*store.measured()],
+    }  # fmt: skip
+
+
+def test_heads_and_claims(store, rules, tmp_path):
+    rebuild(rules, store, tmp_path / "tables")
     heads = pd.read_csv(tmp_path / "tables" / "heads.csv")
     assert "broken.2x.s0" not in set(heads.method), "it failed the losslessness check"
     ctc = heads[(heads.method == "ctc") & (heads.measure == "replay") & (heads.seed == 0)].iloc[0]
@@ -175,8 +178,8 @@ def test_heads_and_claims(store, tmp_path):
     assert names == {"front-tiny.svg", "front-counted-tiny.svg", "budgets-tiny.svg"}
 
 
-def test_the_page_has_every_table_that_has_rows(store):
-    page = (write_page(store) / "page.md").read_text()
+def test_the_page_has_every_table_that_has_rows(store, rules):
+    page = (write_page(store, rules) / "page.md").read_text()
     assert "| tiny | ctc | 1.60 [1.20, 2.40] | 2.40 | 9.0 | 0.24 | 3/3 |" in page
     assert "| tiny | ctc minus medusa | 2x | 2+2 | t over seeds | +0.90 [+0.47, +1.33] |" in page
     assert page.index("| tiny | ctc | 1.60") < page.index("| tiny | medusa | 1.07"), "sorted by speed-up"
@@ -184,15 +187,16 @@ def test_the_page_has_every_table_that_has_rows(store):
     assert page.count("<!-- table: ") == 10
 
 
-def test_published_tables_are_rebuilt_from_the_archive(store, tmp_path):
-    store.results.mkdir(exist_ok=True)
-    (store.results / "summary.csv").write_text("old\n")
-    publish(store)
+def test_published_tables_are_rebuilt(store, rules, tmp_path):
+    for old in ("summary.csv", "raw.tar.gz"):
+        (store.results / old).write_text("old\n")
+    publish(store, rules)
     from studies import results
 
     names = {file.name for file in store.results.iterdir()}
-    assert names == {"trainings.csv", "evaluations.jsonl.gz", "heads.csv", "claims.csv", "raw.tar.gz", "front-tiny.svg",
-                     "front-counted-tiny.svg", "budgets-tiny.svg"}  # fmt: skip
+    kept = {"trainings.csv", "evaluations.jsonl.gz", "costs.json"}
+    figures = {"front-tiny.svg", "front-counted-tiny.svg", "budgets-tiny.svg"}
+    assert names == kept | figures | {"comparison.json", "heads.csv", "claims.csv"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "RESULTS", store.results.parent)
         patch.setitem(results.STUDIES, "published", {})
@@ -202,8 +206,8 @@ def test_published_tables_are_rebuilt_from_the_archive(store, tmp_path):
         assert file.read_bytes() == (store.results / file.name).read_bytes(), file.name
 
 
-def test_evaluations_and_their_archive_name_no_folder_of_this_machine(store):
-    packed = archive([store.raw / "evaluations.jsonl"])
+def test_evaluations_name_no_folder_of_this_machine(store):
+    packed = store.evaluations.read_bytes()
     assert packed[4:8] == bytes(4), "no time, so that the same files give the same bytes"
     text = gzip.decompress(packed).decode()
     assert "out=x" in text
@@ -219,4 +223,4 @@ def test_damaged_evaluations_are_refused(store):
 
 def test_nothing_is_published_without_evaluations(tmp_path):
     with pytest.raises(InputError, match="holds no evaluation"):
-        publish(ResultStore(tmp_path / "out", tmp_path / "results"))
+        publish(ResultStore(tmp_path / "out", tmp_path / "results"), {})
