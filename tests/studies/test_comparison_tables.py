@@ -178,6 +178,11 @@ def test_heads_and_claims(store, rules, tmp_path):
     assert names == {"front-tiny.svg", "front-counted-tiny.svg", "budgets-tiny.svg"}
 
 
+def test_evaluations_that_are_no_longer_of_the_config_are_left_out(store, rules, tmp_path):
+    rebuild({**rules, "evaluations": ["tiny/gsm8k-fixed-2x.s0"]}, store, tmp_path)
+    assert set(pd.read_csv(tmp_path / "heads.csv").measure) == {"fixed"}
+
+
 def test_the_page_has_every_table_that_has_rows(store, rules):
     page = (write_page(store, rules) / "page.md").read_text()
     assert "| tiny | ctc | 1.60 [1.20, 2.40] | 2.40 | 9.0 | 0.24 | 3/3 |" in page
