@@ -42,11 +42,12 @@ class Reference:
         return self.text[start : start + rng.randint(2, 4)] or "."
 
 
-def first_cause(error: BaseException) -> BaseException:
-    """Return the error that the others were raised from, where one was hidden with `from None`, too."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return error
+def with_first_cause(error: BaseException) -> str:
+    """Return the error and the one that all were raised from, where one was hidden with `from None`, too."""
+    first = error
+    while (cause := first.__cause__ or first.__context__) is not None:
+        first = cause
+    return repr(error) if first is error else f"{error!r}, caused by {first!r}"
 
 
 class Clients:
@@ -88,7 +89,7 @@ class Clients:
         try:
             await getattr(self, kind)(body, reference, rng)
         except Exception as error:
-            self.tally.problems.append(f"{kind}: {type(error).__name__} {error}, caused by {first_cause(error)!r}")
+            self.tally.problems.append(f"{kind}: {with_first_cause(error)}")
 
     async def whole(self, body: dict[str, Any], reference: Reference, rng: random.Random) -> None:
         self.compare(reference, reference.ids[: body["max_tokens"]], (await self.post(body)).ids)

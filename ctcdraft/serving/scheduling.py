@@ -44,7 +44,7 @@ def drop_drafts_for_prompts(stock: Callable[..., Any], is_served: Callable[[Any]
     """
 
     def schedule(self: Any, *arguments: Any, **named: Any) -> Any:
-        if drops := drops_of(self, is_served):
+        if drops := drops_of(self, self.vllm_config, is_served):
             drafted = any(request.spec_token_ids for request in self.running)
             waiting = first_waiting(self.waiting, None)
             if drafted and drops.next_step_drops(waiting, len(self.running), self.max_num_running_reqs):
@@ -61,9 +61,7 @@ def skip_drafts_for_prompts(stock: Callable[..., Any], is_served: Callable[[Any]
 
     def post_step(self: Any, model_executed: bool) -> None:
         scheduler = self.scheduler
-        if not hasattr(self, "draft_drops"):  # asked once: the answer reads the files of the head
-            self.draft_drops = drops_of(scheduler, is_served) if is_served(self.vllm_config) else None
-        if model_executed and (drops := self.draft_drops):
+        if model_executed and (drops := drops_of(scheduler, self.vllm_config, is_served)):
             running = scheduler.running
             waiting = first_waiting(scheduler.waiting, getattr(self, "input_queue", None))
             answering = any(request.num_output_tokens for request in running)  # others have no drafts
@@ -74,10 +72,10 @@ def skip_drafts_for_prompts(stock: Callable[..., Any], is_served: Callable[[Any]
     return post_step
 
 
-def drops_of(scheduler: Any, is_served: Callable[[Any], bool]) -> Any:
+def drops_of(scheduler: Any, config: Any, is_served: Callable[[Any], bool]) -> Any:
     """Return the DraftDrops of a scheduler; None if its drafts are not of this package."""
-    if not hasattr(scheduler, "draft_drops"):
-        scheduler.draft_drops = DraftDrops() if is_served(scheduler.vllm_config) else None
+    if not hasattr(scheduler, "draft_drops"):  # asked once: the answer reads the files of the head
+        scheduler.draft_drops = DraftDrops() if is_served(config) else None
     return scheduler.draft_drops
 
 

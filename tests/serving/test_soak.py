@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import serving_soak
 from benchmarks.server_process import open_client
-from benchmarks.serving_clients import Clients, Reference, Tally
+from benchmarks.serving_clients import Clients, Reference, Tally, with_first_cause
 
 MIB = 2**20
 # Tokens 1 and 2 are equal at the second place; at every other place token 1 is greedy.
@@ -108,6 +108,7 @@ def test_a_problem_names_its_first_cause():
     (problem,) = asyncio.run(asked())
     assert "ReadError" in problem
     assert "caused by ConnectionResetError" in problem
+    assert with_first_cause(ValueError("alone")) == "ValueError('alone')"
 
 
 DIFFERENT = {"prompt": [0], "ours": [1], "theirs": [1, 1]}
