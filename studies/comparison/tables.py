@@ -27,7 +27,7 @@ from studies.comparison.store import ResultStore
 
 
 def rules_of(config: Comparison, store: ResultStore) -> dict[str, Any]:
-    """Return what the tables need of the config, and the names of the evaluations that are its own."""
+    """Return what the tables need of the config, and the names of its finished jobs, to which they are limited."""
     plan = {key: getattr(config.counted.plan, key) for key in ("flops", "bandwidth")}
     trees: dict[str, dict[str, str]] = {}
     levels: dict[str, list[str]] = {factor: [] for factor in FACTORS}
@@ -36,21 +36,23 @@ def rules_of(config: Comparison, store: ResultStore) -> dict[str, Any]:
             trees.setdefault(tree, {})[cell.levels["objective"]] = option
         for factor in FACTORS:
             levels[factor] = [*dict.fromkeys([*levels[factor], cell.levels[factor]])]
-    wanted = {job.name for job in all_jobs(config, store.rows())}
+    rows = store.rows()
+    wanted = {job.name for job in all_jobs(config, rows)}
     return {
         "converged": config.ladder.converged, "claims": config.claims, "trees": trees, "levels": levels,
         "timed": {base: main_role(config, base) for base in config.bases},
         "unlike": config.crossed.unlike if config.crossed is not None else (),
         "counted": {"nodes": config.counted.nodes, "plan": plan},
-        "evaluations": sorted(wanted & {*store.measured()}),
+        "trainings": sorted(wanted & {*rows}), "evaluations": sorted(wanted & {*store.measured()}),
     }  # fmt: skip
 
 
 def rebuild(rules: Mapping[str, Any], store: ResultStore, out: Path) -> None:
     """Write heads.csv, claims.csv and the figures of what is finished in `store.results`."""
     costs = json.loads(store.costs.read_text()) if store.costs.is_file() else {}
-    rows, lines = [*store.rows().values()], store.measured()
-    evaluations = [lines[name] for name in rules["evaluations"]]
+    trained, measured = store.rows(), store.measured()
+    rows = [trained[name] for name in trained if name in rules["trainings"]]
+    evaluations = [measured[name] for name in rules["evaluations"]]
     heads = [row for one in evaluations for row in head_rows(one, rules, rows, costs)]
     pairs = [*claims(rules, rows, list(measured_places(evaluations)))]
     for name, found in {"heads": heads, "claims": pairs}.items():

@@ -134,7 +134,8 @@ def rules(store):
     return {
         "converged": 0.02, "claims": [["ctc", "medusa"]], "trees": TREES, "unlike": ["frames"], "timed": {"tiny": "2x"},
         "levels": {"body": ["one", "deep"], "objective": ["ce", "ctc"], "correction": ["none"]},
-        "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}}, "evaluations": [*store.measured()],
+        "counted": {"nodes": 16, "plan": {"flops": 1e3, "bandwidth": 10.0}}, "trainings": [*store.rows()],
+        "evaluations": [*store.measured()],
     }  # fmt: skip
 
 
@@ -178,9 +179,12 @@ def test_heads_and_claims(store, rules, tmp_path):
     assert names == {"front-tiny.svg", "front-counted-tiny.svg", "budgets-tiny.svg"}
 
 
-def test_evaluations_that_are_no_longer_of_the_config_are_left_out(store, rules, tmp_path):
+def test_jobs_that_are_not_of_the_config_or_came_later_are_left_out(store, rules, tmp_path):
+    store.append_row(training("ctc.4x.s0", "ctc", "4x", tau=9.0))
     rebuild({**rules, "evaluations": ["tiny/gsm8k-fixed-2x.s0"]}, store, tmp_path)
-    assert set(pd.read_csv(tmp_path / "heads.csv").measure) == {"fixed"}
+    heads = pd.read_csv(tmp_path / "heads.csv")
+    assert set(heads.measure) == {"fixed"}
+    assert set(heads[heads.method == "ctc"].converged) == {"1x"}, "with the later training it is not"
 
 
 def test_the_page_has_every_table_that_has_rows(store, rules):
