@@ -58,7 +58,7 @@ def publish(store: ResultStore, rules: Mapping[str, Any]) -> None:
     if not store.measured():
         raise InputError(f"{store.evaluations} holds no evaluation; run the comparison before publish=true")
     folder = write_page(store, rules)
-    # Not the rows of all trainings: other processes append to them.
+    # Not the rows of all trainings, to which other processes append; an earlier version also had an archive.
     for old in [file for pattern in ("*.csv", "*.svg", "raw.tar.gz") for file in store.results.glob(pattern)]:
         if old.name != TRAININGS:
             old.unlink()
