@@ -22,6 +22,8 @@ from studies.comparison.schedule import all_jobs
 from studies.comparison.store import ResultStore
 from studies.comparison.tables import rules_of
 
+UNKNOWN = 900.0  # seconds that must be left for an evaluation unlike those finished
+
 
 def main(overrides: list[str]) -> None:
     if {"-h", "--help"} & set(overrides):
@@ -63,11 +65,13 @@ def run_next(config: Comparison, store: ResultStore, failed: set[str], left: flo
         needs = measure.needed_heads(job) if isinstance(job, Evaluation) else set()
         if job.name in done | failed or not job.settled or not needs <= done:
             continue
-        if (measure.estimate(job, measured) or 0.0) > left:
+        least = UNKNOWN if isinstance(job, Evaluation) else 0.0
+        if (measure.estimate(job, measured) or least) > left:
             continue
-        timed = isinstance(job, Evaluation) and job.is_timed
         with ExitStack() as locks:
-            held = locks.enter_context(store.lock("machine", wait=not timed, shared=not timed))
+            # Loops wait for the end of all other jobs, trainings whose time sets the steps of others for those running.
+            wait = isinstance(job, Training) or not job.is_timed
+            held = locks.enter_context(store.lock("machine", wait=wait, shared=not job.is_timed))
             held = held and locks.enter_context(store.lock(job.name))
             # Another process may have finished it since the rows were read.
             if not held or job.name in measure.finished_jobs(store, jobs, store.rows()):

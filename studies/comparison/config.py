@@ -63,6 +63,7 @@ class Crossed:
     trial: float
     cells: tuple[Cell, ...]
     tuned_on: Mapping[str, str]
+    also_tuned: Mapping[str, str]
     unlike: Sequence[str]
     deciding: Mapping[str, Sequence[str]]
 
@@ -76,7 +77,8 @@ class Measure:
     evaluate: Overrides
     nodes: tuple[int, ...]
     checked: int
-    crossed: Overrides
+    timed: Mapping[str, Overrides]
+    crossed: Mapping[str, Overrides]
     loops: Mapping[str, Overrides]
     trees: Mapping[str, tuple[str, ...]]
     untrained: tuple[str, ...]
@@ -84,11 +86,12 @@ class Measure:
 
 @dataclass(frozen=True)
 class Counted:
-    """The shape at which draft cost is predicted, its hardware, and the size of its trees."""
+    """The shape at which draft cost is predicted, its hardware, sizes of single heads there, and that of the trees."""
 
     base: Overrides
     dtype: str
     plan: HardwareSpec
+    sizes: Mapping[str, Mapping[str, int]]
     nodes: int
 
 

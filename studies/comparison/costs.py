@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,22 +34,32 @@ from studies.comparison.jobs import Training, ladder_trainings
 from studies.comparison.measure import is_trained
 from studies.comparison.store import ResultStore
 
-STEPS = 4
+STEPS, FIRST_COUNTED = 4, 2  # drafts that are counted, after those that read the prompt and allocate
 QUESTION = "Natalia has 4 boxes of 12 pens, and gives 5 of them away. How many pens has she?"
-PRODUCTS = frozenset({"mm", "addmm", "linear", "matmul", "bmm", "baddbmm"})
+PRODUCTS = frozenset({"mm", "addmm", "addmm_", "linear", "matmul", "bmm", "baddbmm"})
 LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})  # read a few rows
 
 
 class WeightReads:
-    """Counts, within a drafter's `draft`, of reads of every named weight and of rows multiplied with it."""
+    """Counts, within drafts `first` to `last`, of reads of every named weight and of rows multiplied with it.
 
-    def __init__(self, weights: Mapping[str, Any]) -> None:
-        self.names = {storage_of(weight.elem): name for name, weight in weights.items()}
-        self.reads, self.rows, self.drafts = Counter[str](), Counter[str](), 0
+    Several weights may share one storage, as those that are joined for one product: a read counts for each of them
+    whose part of the storage it covers.
+    """
+
+    def __init__(self, weights: Mapping[str, Any], first: int, last: int) -> None:
+        self.parts: dict[int, list[tuple[int, int, str]]] = {}  # by storage
+        for name, weight in weights.items():
+            self.parts.setdefault(storage_of(weight.elem), []).append((*extent(weight.elem), name))
+        self.reads, self.rows, self.looked_up = Counter[str](), Counter[str](), set[str]()
+        self.first, self.last, self.drafts = first, last, 0
 
     def watch(self, draft: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*arguments: Any) -> Any:
+            counted = self.first <= self.drafts < self.last
             self.drafts += 1
+            if not counted:
+                return draft(*arguments)
             OBSERVERS.append(self)
             try:
                 return draft(*arguments)
@@ -60,16 +70,39 @@ class WeightReads:
 
     def __call__(self, operation: Any, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         kind = operation.overloadpacket.__name__
-        read = {self.names[key] for operand in operands if (key := storage_of(operand)) in self.names}
-        views = {storage_of(result) for result in results} & {*self.names}
-        for name in read if results and not views and kind not in LOOKUPS else ():
+        read = {name for operand in operands for name in self.names_in(operand)}
+        if kind in LOOKUPS:
+            self.looked_up |= read
+        is_view = any(storage_of(result) in self.parts for result in results)
+        for name in read if results and not is_view and kind not in LOOKUPS else ():
             self.reads[name] += 1
             if kind in PRODUCTS:
                 self.rows[name] += results[0].numel() // results[0].shape[-1]
 
+    def names_in(self, operand: Tensor) -> list[str]:
+        begin, end = extent(operand)
+        return [name for low, high, name in self.parts.get(storage_of(operand), ()) if begin < high and low < end]
+
+    def per_draft(self) -> dict[str, tuple[float, float]]:
+        """Return reads and rows of every weight that was read."""
+        drafts = self.last - self.first
+        return {name: (count / drafts, self.rows[name] / drafts) for name, count in self.reads.items()}
+
+    def unread(self, names: Iterable[str]) -> list[str]:
+        return sorted({*names} - self.reads.keys() - self.looked_up)
+
 
 def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """Return the first element of the storage that a tensor covers, and the one behind its last."""
+    begin = tensor.storage_offset()
+    if not tensor.numel():
+        return begin, begin
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return begin, begin + 1 + sum((size - 1) * stride for size, stride in steps)
 
 
 def count_missing(config: Comparison, store: ResultStore, wait: bool = False) -> None:
@@ -112,24 +145,31 @@ def count_head(config: Comparison, store: ResultStore, job: Training) -> dict[st
         drafter: Any = build_contestant(entry, base).drafter
         prompt = base.tokenizer(QUESTION, return_tensors="pt").input_ids[0]
         how = settings(config.counted.nodes, 4 * config.counted.nodes * (STEPS + 3), 0.0)
-        reads = WeightReads(named_weights(drafter, base))
+        weights = named_weights(drafter, base)
+        reads = WeightReads(weights, FIRST_COUNTED, FIRST_COUNTED + STEPS)
         drafter.draft = reads.watch(drafter.draft)
         counts = Case(base, prompt, how, STEPS).count(drafter, False, OPERATIONS)
-    per_draft = {name: (reads.reads[name] / reads.drafts, reads.rows[name] / reads.drafts) for name in reads.reads}
-    plain = {"launches": counts["beside"], "synchronisations": counts["synchronisations"]}
-    return plain | cost_at_shape(config, entry, per_draft)
+    own = [name for name, weight in weights.items() if not name.startswith("base.") and weight.dim() > 1]
+    plain = {"launches": counts["beside"], "synchronisations": counts["synchronisations"], "unread": reads.unread(own)}
+    return plain | cost_at_shape(config, entry, reads.per_draft(), config.counted.sizes.get(job.method, {}))
 
 
 def cost_at_shape(
-    config: Comparison, entry: ContestantConfig, per_draft: Mapping[str, Sequence[float]]
+    config: Comparison, entry: ContestantConfig, per_draft: Mapping[str, Sequence[float]], sizes: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return bytes and operations of a draft at the counted shape, with those of a step of the base."""
+    """Return bytes and operations of a draft at the counted shape, with those of a step of the base.
+
+    sizes: keys of the drafter that do not follow from the base and are larger there.
+    """
     shape = compose_config("train", *config.counted.base).base
     layers = entry.config.base.aux_layers
     base = build_meta_base(shape.name, config.counted.dtype, config=OmegaConf.to_container(shape.of), aux_layers=layers)
+    drafter = entry.config.drafter.copy()
+    for key, value in sizes.items():
+        OmegaConf.update(drafter, key, value)
     with torch.device("meta"):
-        sizes = named_weights(build_drafter(entry.config.drafter, base), base)
-    elements = {name: sizes[name].numel() for name in per_draft if name in sizes}
+        weights = named_weights(build_drafter(drafter, base), base)
+    elements = {name: weights[name].numel() for name in per_draft if name in weights}
     bytes_read = sum(per_draft[name][0] * count * base.dtype.itemsize for name, count in elements.items())
     operations = sum(2 * per_draft[name][1] * count for name, count in elements.items())
     size = ModelStats.of(base)

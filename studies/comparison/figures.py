@@ -16,10 +16,11 @@ def figures(heads: Sequence[Row], rows: Sequence[Row]) -> dict[str, str]:
         once = [row for row in heads if row["base"] == base and row["timed"] and row["tau"] > 1]
         first = [row for row in once if row["benchmark"] == once[0]["benchmark"]]
         timed = {row["method"]: (row["c"], row["tau"]) for row in first if row["measure"] == "fixed" and row["c"]}
-        title = f"tau by measured draft cost, {base}, greedy"
+        of = f"{base}, {once[0]['benchmark']}" if once else base
+        title = f"tau by measured draft cost, {of}, trees of fixed size"
         drawn |= front_figure(f"front-{base}.svg", title, "c, in steps of the base", timed)
         counted = {row["method"]: (row["c_counted"], row["tau"]) for row in first if row.get("predicted")}
-        title = f"tau on {base} by draft cost counted at the 7B shape"
+        title = f"tau by draft cost counted at the 7B shape, {of}, same size"
         drawn |= front_figure(f"front-counted-{base}.svg", title, "c from bytes and operations", counted)
     if bases:
         drawn |= budget_figure(bases[0], [row for row in rows if row["base"] == bases[0]])

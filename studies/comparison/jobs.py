@@ -6,15 +6,14 @@ the jobs that depend on them are listed with a provisional choice and are not se
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from studies.comparison.config import FACTORS, Comparison, Overrides
 
 DIVERGED_TAU = 0.0  # of a training whose gradients were no longer finite; every head that exists has 1 or more
-PACE, TRIAL = "pace", "1x"
+PACE, TRIAL, TIMING = "pace", "1x", "timing"
 CROSSED_PACE, CROSSED_TRIAL, CROSSED = "crossed_pace", "crossed_rate", "crossed"
 REPLAY = "replay"
 Row = dict[str, Any]
@@ -26,13 +25,13 @@ class Training:
     """A head to train."""
 
     base: str
-    role: str  # pace, 1x, 2x, ..., crossed_pace, crossed_rate, crossed
+    role: str  # pace, 1x, timing, 2x, ..., crossed_pace, crossed_rate, crossed
     method: str
     seed: int
     steps: int
     rate: float
     own: Overrides
-    minutes: float | None = None  # of the processor; None where they are not known
+    minutes: float | None = None  # of the processor; None of one whose steps are timed
     settled: bool = True
     levels: Mapping[str, str] = field(default_factory=dict)  # of a cell, by factor
     trees: tuple[tuple[str, str], ...] = ()
@@ -49,7 +48,12 @@ class Training:
 
     @property
     def is_compared(self) -> bool:
-        return self.role not in (PACE, TRIAL, CROSSED_PACE, CROSSED_TRIAL)
+        return self.role not in (PACE, TRIAL, TIMING, CROSSED_PACE, CROSSED_TRIAL)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its seconds give the steps of other trainings; it then has the machine alone."""
+        return self.minutes is None
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,11 @@ def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
     best: dict[str, Training] = {}
     for name, own in config.entrants.items():
         pace = Training(config.first_base, PACE, name, seed, config.pace, config.learning_rates[0], own)
-        trials, best[name] = try_rates(config, paced(pace, TRIAL, config.minutes, rows), rows)
-        best[name] = timed_anew(best[name], trials, rows)
-        yield from (pace, *trials)
+        trials, chosen = try_rates(config, paced(pace, TRIAL, config.minutes, rows), rows)
+        # Timed again, alone: how much a trial took depends on what else ran.
+        timing = replace(pace, role=TIMING, rate=chosen.rate, settled=chosen.settled)
+        best[name] = paced(timing, TRIAL, config.minutes, rows)
+        yield from (pace, *trials, timing)
     longest: dict[str, Training] = {}
     for budget in config.ladder.budgets:
         longest = {name: at_budget(job, budget) for name, job in best.items()}
@@ -105,9 +111,9 @@ def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
         yield from (replace(job, seed=each) for job in jobs)
     for base in [*config.bases][1:]:
         for job in chosen:
-            pace = replace(job, base=base, role=PACE, steps=config.pace, minutes=None)
-            yield pace
-            yield at_budget(paced(pace, TRIAL, config.minutes, rows), config.ladder.repeated)
+            timing = replace(job, base=base, role=TIMING, steps=config.pace, minutes=None)
+            yield timing
+            yield at_budget(paced(timing, TRIAL, config.minutes, rows), config.ladder.repeated)
 
 
 def paced(pace: Training, role: str, minutes: float, rows: Rows) -> Training:
@@ -116,15 +122,6 @@ def paced(pace: Training, role: str, minutes: float, rows: Rows) -> Training:
     per_step = row["seconds"] / row["steps"] if row else 1.0
     steps = max(1, round(60 * minutes / per_step))
     return replace(pace, role=role, steps=steps, minutes=minutes, settled=pace.settled and row is not None)
-
-
-def timed_anew(job: Training, trials: Sequence[Training], rows: Rows) -> Training:
-    """Return the job with the steps that its minutes allow at the pace of its trials, which took longer than `pace`."""
-    done = [row for trial in trials if (row := rows.get(trial.name)) and not has_diverged(row)]
-    if not done or job.minutes is None:
-        return job
-    per_step = statistics.median(row["seconds"] / row["steps"] for row in done)
-    return replace(job, steps=max(1, round(60 * job.minutes / per_step)))
 
 
 def at_budget(job: Training, budget: int) -> Training:
@@ -149,14 +146,11 @@ def try_rates(config: Comparison, trial: Training, rows: Rows) -> tuple[list[Tra
 
 
 def chosen_heads(config: Comparison, longest: Mapping[str, Training], rows: Rows) -> tuple[list[str], bool]:
-    """Return the heads that are always chosen and the best by validation tau at the longest budget, as configured.
-
-    As long as heads are missing, the best are sought among the others, so that a plan does not promise too little.
-    """
+    """Return the heads that are always chosen and the best of the others by validation tau at the longest budget."""
     settled = all(job.name in rows for job in longest.values())
     taus = {name: rows[job.name]["tau"] if job.name in rows else DIVERGED_TAU for name, job in longest.items()}
     ranked = sorted(taus, key=lambda name: -taus[name])
-    best = [name for name in ranked if settled or name not in config.ladder.always][: config.ladder.best]
+    best = [name for name in ranked if name not in config.ladder.always][: config.ladder.best]
     return [name for name in longest if name in (*config.ladder.always, *best)], settled
 
 
@@ -171,17 +165,18 @@ def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
     ]
     yield from paces
     deciding = [pace for pace in paces if all(pace.levels[key] in levels for key, levels in table.deciding.items())]
-    tuned: dict[str, tuple[list[Training], Training]] = {}
+    tuned: dict[str, Training] = {}
     for pace in paces:
-        if pace in deciding or table.tuned_on.items() <= pace.levels.items():
-            trial = paced(pace, CROSSED_TRIAL, table.trial * table.minutes, rows)
-            tuned[pace.method] = try_rates(config, trial, rows)
-            yield from tuned[pace.method][0]
+        if any(factors.items() <= pace.levels.items() for factors in (table.tuned_on, table.also_tuned)):
+            trials, tuned[pace.method] = try_rates(
+                config, paced(pace, CROSSED_TRIAL, table.trial * table.minutes, rows), rows
+            )
+            yield from trials
     for pace in paces:
-        # Its own trials, or those of the cell with the same levels of all other factors.
+        # The rate of its own trials, or of the cell with the same levels of all other factors.
         alike = next(one.method for one in paces if {**pace.levels, **table.tuned_on} == one.levels)
-        trials, best = tuned.get(pace.method, ([], tuned[alike][1]))
-        cell = timed_anew(paced(pace, CROSSED, table.minutes, rows), trials, rows)
+        best = tuned.get(pace.method, tuned[alike])
+        cell = paced(pace, CROSSED, table.minutes, rows)
         cell = replace(cell, rate=best.rate, settled=cell.settled and best.settled)
         yield cell
         if pace in deciding:

@@ -12,7 +12,7 @@ from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums
-from ctcdraft.evaluation.environment import git_state
+from ctcdraft.evaluation.environment import code_hash, git_state
 from ctcdraft.evaluation.metrics import paired_answers
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
@@ -24,6 +24,7 @@ from studies.comparison.jobs import DIVERGED_TAU, Evaluation, Row, Rows, Trainin
 from studies.comparison.store import ResultStore, run_script, settings_digest
 
 ALL_QUESTIONS = 10**9
+BUSY = 1.1  # times its processor time that a timed loop takes at most on a machine that does nothing else
 DIVERGED = "trainer.max_nonfinite_steps="  # in the sentence with which train.py ends a training that diverged
 
 
@@ -127,7 +128,11 @@ def measure(config: Comparison, store: ResultStore, job: Evaluation) -> None:
     overrides = overrides_of(config, store, job)
     store.note(job.name, overrides=overrides)
     if not (folder / "report.json").is_file():
-        store.note(job.name, seconds=run_script("evaluate.py", overrides, store.log_file(job.name)))
+        anew = ["overwrite=true"] if is_outdated(folder) else []
+        took = run_script("evaluate.py", [*overrides, *anew], store.log_file(job.name))
+        store.note(job.name, **took)
+        if job.is_timed and took["seconds"] > BUSY * took["processor_seconds"]:
+            print(f"{job.name} took {took['seconds'] / took['processor_seconds']:.2f} times its processor time")
     report = json.loads((folder / "report.json").read_text())
     # Tokens, steps and seconds by question: what intervals need, without the text of responses, which may not be
     # published with other people's prompts.
@@ -142,8 +147,15 @@ def measure(config: Comparison, store: ResultStore, job: Evaluation) -> None:
         if totals != [row[key] for key in ("prompts", "tokens", "passes")]:
             raise InputError(f"the responses in {folder} are not those of its report.json; remove the folder")
         counts.setdefault(drafter, {})[nodes] = plain_sums(sums)
-    noted = {"seconds": store.jobs()[job.name].get("seconds"), "settings": settings_digest(overrides)}
+    noted = {key: store.jobs()[job.name].get(key) for key in ("seconds", "processor_seconds")}
+    noted["settings"] = settings_digest(overrides)
     store.append_evaluation(job.name, kind=job.kind, **noted, contestants=len(heads), report=report, counts=counts)
+
+
+def is_outdated(folder: Path) -> bool:
+    """Return whether an evaluation was begun by code that gives other tokens or times, so that it cannot go on."""
+    file = folder / "settings.json"
+    return file.is_file() and json.loads(file.read_text()).get("code") != code_hash()
 
 
 def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
@@ -152,8 +164,10 @@ def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
 
 
 def passed_check(row: Row) -> bool:
-    lossless = row["lossless"]  # a row that was not compared has not passed
-    return bool(lossless["prompts"]) and lossless["equal"] is not None and not lossless["owed"]["wrong"]
+    """Return whether a row was compared, is lossless, and has in a replay the tokens per step of decoding."""
+    lossless, replay = row["lossless"], row.get("replay") or {}
+    is_lossless = bool(lossless["prompts"]) and lossless["equal"] is not None and not lossless["owed"]["wrong"]
+    return is_lossless and replay.get("alike") == replay.get("answers")
 
 
 def estimate(job: Training | Evaluation, measured: Mapping[str, Row]) -> float | None:

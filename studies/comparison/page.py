@@ -17,6 +17,7 @@ from studies.comparison.store import RULES, TRAININGS, ResultStore
 from studies.comparison.tables import rebuild
 
 TITLES = {
+    "main": "All heads: training, tau, draft cost, speed-up",
     "heads": "Speed-up, timed, with adaptive trees (intervals over questions)",
     "heads_fixed": "Timed, with trees of 16 nodes",
     "heads_tau": "tau at 16 nodes by budget, first seed (intervals over questions)",
@@ -24,6 +25,8 @@ TITLES = {
     "heads_training": "Training",
     "heads_cost": "Counted cost of a draft",
     "claims": "Differences in tau at 16 nodes",
+    "claims_speed": "Differences in speed-up, adaptive trees (intervals over questions)",
+    "doublings": "tau gained by twice the budget, 16 nodes, first seed (intervals over questions)",
     "crossed": "Body, loss, correction and tree: tau at 16 nodes, first seed",
     "crossed_effects": "Effect of each factor, all pairs that differ in it alone (intervals over questions)",
     "crossed_decided": "Pairs of cells with several seeds (t intervals over seeds)",

@@ -11,6 +11,7 @@ from studies.comparison.jobs import (
     CROSSED_TRIAL,
     PACE,
     REPLAY,
+    TIMING,
     TRIAL,
     Evaluation,
     Rows,
@@ -36,7 +37,7 @@ def turn(config: Comparison, job: Training | Evaluation) -> int:
     """
     budget, *budgets = map(role_of, config.ladder.budgets)
     roles = [TRIAL, budget, CROSSED, *budgets]
-    role = {PACE: TRIAL, CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
+    role = {PACE: TRIAL, TIMING: budget, CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
     stage = roles.index(role) if job.seed == config.seeds[0] else len(roles)
     return 2 * (stage if job.base == config.first_base else len(roles) + 1) + isinstance(job, Evaluation)
 
@@ -66,7 +67,7 @@ def grouped(
     measure, base, role, seed = config.measure, jobs[0].base, jobs[0].role, jobs[0].seed
     nodes, timed = ",".join(map(str, measure.nodes)), kind != REPLAY
     replayed = ("measure=replay", f"measure.nodes=[{nodes}]", f"measure.checked={measure.checked}")
-    how = (*(measure.loops[kind] if timed else replayed), *(measure.crossed if role == CROSSED else ()))
+    fewer = measure.timed if timed else measure.crossed if role == CROSSED else {}
     heads = [f"{job.head}@{tree}" for job in jobs for _, tree in job.trees]
     heads = heads or [f"{job.head}{tree}" for job in jobs for tree in ("", *further_trees(config, job))]
     # Speed-ups are compared within one evaluation alone, so that one times all heads.
@@ -78,6 +79,7 @@ def grouped(
     for benchmark, own in measure.benchmarks.items():
         for start in range(0, len(heads), most):
             part = f".{start // most}" if len(heads) > most else ""
+            how = (*(measure.loops[kind] if timed else replayed), *fewer.get(benchmark, ()))
             overrides = (*config.bases[base].base, *own, *measure.evaluate, "decoding=greedy", *how)
             beside = tuple(others) if start == 0 else ()
             # Left out of its part, not before: the other parts stay as they are.

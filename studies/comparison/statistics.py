@@ -7,7 +7,7 @@ over questions   one head of each side, or several pooled question by question: 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import sqrt
@@ -17,7 +17,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums, paired_difference, pool_sums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from studies.comparison.config import FACTORS
-from studies.comparison.jobs import CROSSED, DIVERGED_TAU, REPLAY, Row, levels_of
+from studies.comparison.jobs import CROSSED, REPLAY, Row, levels_of
 
 # Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
@@ -132,14 +132,27 @@ def crossed_claims(rules: Mapping[str, Any], heads: Heads, at: Measured) -> Iter
         labels: Row = {"role": CROSSED, "tree": tree}
         yield from (labels | row for row in factor_effects(rules["levels"], cells, names, at, factors))
         yield from (labels | row for row in decided_pairs(cells, names, at, factors))
+    yield from tree_effects(rules, cells, by_tree, at)
+
+
+def tree_effects(
+    rules: Mapping[str, Any],
+    cells: Mapping[str, Mapping[str, str]],
+    by_tree: Mapping[str, Mapping[str, Sequence[str]]],
+    at: Measured,
+) -> Iterator[Row]:
+    """Yield each tree minus another one over all cells with both; for each loss where it has a tree of its own kind."""
     for less, more in combinations(by_tree, 2):
-        if both := [cell for cell in by_tree[more] if cell in by_tree[less]]:
-            labels = {"role": CROSSED, "tree": BOTH, "factor": "tree", "more": more, "less": less, "seeds": "1+1"}
-            yield (
-                labels
-                | at.labels()
-                | bootstrap(at, *([by_tree[tree][cell][0] for cell in both] for tree in (more, less)))
-            )
+        both = [cell for cell in by_tree[more] if cell in by_tree[less]]
+        groups = {more: both}
+        if {less, more} & {*rules["unlike"]}:
+            losses = dict.fromkeys(cells[cell]["objective"] for cell in both)
+            groups = {f"{more}, {loss}": [one for one in both if cells[one]["objective"] == loss] for loss in losses}
+        for label, group in groups.items():
+            if group:
+                labels = {"role": CROSSED, "tree": BOTH, "factor": "tree", "more": label, "less": less, "seeds": "1+1"}
+                sides = [[by_tree[tree][cell][0] for cell in group] for tree in (more, less)]
+                yield labels | at.labels() | bootstrap(at, *sides)
 
 
 def factor_effects(
@@ -191,22 +204,32 @@ def decided_pairs(
             yield {"factor": f"{one[0]} by {other[0]}", **pair, **at.labels(), **found}
 
 
-def converged_at(share: float, rows: Collection[Row]) -> str:
-    """Return the first budget of a head from which no doubling adds the share of tau, else `not converged`.
+def doublings(rows: Sequence[Row], measured: Sequence[Measured]) -> Iterator[Row]:
+    """Yield what twice the budget adds to the first seed of a head, paired over questions; `gain_high` is a share."""
+    for at in measured:
+        budgets = {int(row["role"][:-1]) for row in rows if row["role"].endswith("x")} if at.place[1] == REPLAY else ()
+        for budget in sorted(budgets):
+            once, twice = (heads_of(rows, at.place[0], f"{number}x") for number in (budget, 2 * budget))
+            for method in (method for method in once if method in twice):
+                names = names_of(twice[method])[:1], names_of(once[method])[:1]
+                if (found := difference(at, *names)) is not None:
+                    share = {"gain_high": found["tau_high"] / at.tau(names[1][0])}
+                    labels = {"role": f"{budget}x to {2 * budget}x", "more": method, "less": method}
+                    yield labels | found | share
 
-    1x 2.00, 2x 2.30, 4x 2.32   ->   2x        1x 2.00, 2x 2.03, 4x 2.60   ->   not converged
-    1x 2.00                     ->   -         1x 2.00, 2x 2.30, 4x 2.05   ->   fell: a doubling loses the share
 
-    Args:
-        rows: trainings of one seed, of which the best one counts at each budget.
+def converged(share: float, doubled: Sequence[Row]) -> dict[tuple[str, str], str]:
+    """Return by base and method the budget beyond which a head gains less than the share of tau.
+
+    2x    from 2x to 4x all intervals of all benchmarks and tree sizes end below the share
+    fell  all end below zero          not converged   all else
     """
-    taus: dict[int, float] = {}
-    for row in rows:
-        budget = int(row["role"].removesuffix("x"))
-        taus[budget] = max(taus.get(budget, 0.0), row["tau"])
-    taus = {budget: taus[budget] for budget in sorted(taus) if taus[budget] != DIVERGED_TAU}
-    doubled = [(budget, taus[2 * budget] / tau - 1) for budget, tau in taus.items() if 2 * budget in taus]
-    if any(gain <= -share for _, gain in doubled):
-        return "fell"
-    below = [budget for budget, _ in doubled if all(gain < share for later, gain in doubled if later >= budget)]
-    return f"{below[0]}x" if below else "not converged" if doubled else "-"
+    last: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in doubled:
+        highs = last.setdefault((row["base"], row["more"]), {})
+        highs.setdefault(int(row["role"].partition("x")[0]), []).append(row["gain_high"])
+    found = {}
+    for head, highs in last.items():
+        budget, most = max(highs), max(highs[max(highs)])
+        found[head] = "fell" if most < 0 else f"{budget}x" if most < share else "not converged"
+    return found

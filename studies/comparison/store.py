@@ -18,6 +18,7 @@ import fcntl
 import gzip
 import hashlib
 import json
+import os
 import re
 import shlex
 import signal
@@ -194,10 +195,11 @@ def csv_cell(value: Any) -> str:
     return text
 
 
-def run_script(script: str, overrides: Sequence[str], log: Path) -> float:
-    """Run `python SCRIPT OVERRIDES`, with its output in `log`; return its seconds. Raises InputError if it fails."""
+def run_script(script: str, overrides: Sequence[str], log: Path) -> dict[str, float]:
+    """Run `python SCRIPT OVERRIDES`, with its output in `log`; return its times. Raises InputError if it fails."""
     print(shlex.join(["python", script, *overrides]), flush=True)
-    command, began = [sys.executable, str(REPOSITORY / script), *overrides], perf_counter()
+    command = [sys.executable, str(REPOSITORY / script), *overrides]
+    began, before = perf_counter(), processor_of_children()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as stream:
         # In a session of its own, so that one signal reaches it: a training saves its state, and ends at a second one.
@@ -216,7 +218,12 @@ def run_script(script: str, overrides: Sequence[str], log: Path) -> float:
         last = "".join(f": {line.strip()}" for line in [line for line in output if line.strip()][-1:])
         kept = "finished results are kept, so fix it and run again"
         raise InputError(f"{script} ended with status {status}{last} (see {log}); {kept}")
-    return perf_counter() - began
+    return {"seconds": perf_counter() - began, "processor_seconds": processor_of_children() - before}
+
+
+def processor_of_children() -> float:
+    times = os.times()  # of children that have ended
+    return times.children_user + times.children_system
 
 
 def end_with_parent() -> None:

@@ -1,7 +1,7 @@
-"""heads.csv, claims.csv and figures of a comparison, from the files of its results alone.
+"""main.csv, heads.csv, claims.csv and figures of a comparison, from the files of its results alone.
 
-heads.csv has a row per head, tree, benchmark and tree size, with its training and its counted cost; claims.csv has a
-row per difference of two heads, which names its kind of interval.
+main.csv has a row per method, base, seed and benchmark; heads.csv all that was measured, by tree and its size;
+claims.csv a row per difference of two heads, which names its kind of interval.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import pandas as pd
 
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.io import write_text
 from studies.comparison.config import FACTORS, Comparison
 from studies.comparison.figures import figures
-from studies.comparison.jobs import CROSSED, REPLAY, TRIAL, Row
+from studies.comparison.jobs import CROSSED, CROSSED_TRIAL, REPLAY, TRIAL, Row
 from studies.comparison.measure import passed_check
 from studies.comparison.schedule import all_jobs, main_role
-from studies.comparison.statistics import Measured, Place, claims, converged_at
+from studies.comparison.statistics import Measured, Place, claims, converged, doublings
 from studies.comparison.store import ResultStore
+
+TRAINED = ("parameters", "trials", "hours", "hours_with_trials", "converged", "learning_rate", "rate_at_edge", "steps")
 
 
 def rules_of(config: Comparison, store: ResultStore) -> dict[str, Any]:
@@ -53,9 +56,12 @@ def rebuild(rules: Mapping[str, Any], store: ResultStore, out: Path) -> None:
     trained, measured = store.rows(), store.measured()
     rows = [trained[name] for name in trained if name in rules["trainings"]]
     evaluations = [measured[name] for name in rules["evaluations"]]
-    heads = [row for one in evaluations for row in head_rows(one, rules, rows, costs)]
-    pairs = [*claims(rules, rows, list(measured_places(evaluations)))]
-    for name, found in {"heads": heads, "claims": pairs}.items():
+    places = [*measured_places(evaluations)]
+    doubled = [*doublings(rows, places)]
+    ends = converged(rules["converged"], doubled)
+    heads = [row for one in evaluations for row in head_rows(one, rules, rows, costs, ends)]
+    pairs = [*claims(rules, rows, places), *doubled]
+    for name, found in {"main": main_rows(heads), "heads": heads, "claims": pairs}.items():
         if found:
             # convert_dtypes, or whole numbers of a column with gaps become floats.
             frame = pd.DataFrame(found).dropna(axis="columns", how="all").convert_dtypes()
@@ -65,13 +71,36 @@ def rebuild(rules: Mapping[str, Any], store: ResultStore, out: Path) -> None:
         write_text(out / name, svg)
 
 
-def head_rows(one: Row, rules: Mapping[str, Any], rows: Sequence[Row], costs: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield a line per row of an evaluation's report that passed the losslessness check."""
+def main_rows(heads: Sequence[Row]) -> list[Row]:
+    """Return a line per method, base, budget, seed and benchmark: training, tau by tree size, costs and speed-up."""
+    lines: dict[tuple[Any, ...], Row] = {}
+    for row in heads:
+        if row.get("role") != CROSSED and row["method"] != AUTOREGRESSIVE:
+            key = {name: row.get(name) for name in ("base", "method", "role", "seed", "benchmark")}
+            line = lines.setdefault(tuple(key.values()), key | {name: row.get(name) for name in TRAINED})
+            if row["measure"] == REPLAY:
+                line[f"tau_{row['nodes']}"] = row["tau"]
+                line |= {name: row[name] for name in ("c_counted", "predicted") if name in row}
+            elif row["measure"] == "adaptive":
+                line |= {name: row[name] for name in ("speedup", "speedup_low", "speedup_high", "equal", "compared")}
+            else:
+                line |= {f"{name}_{row['nodes']}": row[name] for name in ("speedup", "c")}
+    return [*lines.values()]
+
+
+def head_rows(
+    one: Row,
+    rules: Mapping[str, Any],
+    rows: Sequence[Row],
+    costs: Mapping[str, Any],
+    ends: Mapping[tuple[str, str], str],
+) -> Iterator[Row]:
+    """Yield a line per row of an evaluation's report that passed the checks; `ends` has where heads converged."""
     base, evaluation = one["evaluation"].split("/")
     by_name, report = {row["job"]: row for row in rows}, one["report"]
     for row in report["rows"]:
         if not passed_check(row):
-            print(f"not in the tables, as it failed the losslessness check: {row['drafter']} in {evaluation}")
+            print(f"not in the tables, as it failed a check: {row['drafter']} in {evaluation}")
             continue
         head, _, option = row["drafter"].partition("@")
         line: Row = {"base": base, "benchmark": row["benchmark"], "measure": one["kind"]}
@@ -84,7 +113,11 @@ def head_rows(one: Row, rules: Mapping[str, Any], rows: Sequence[Row], costs: Ma
         line |= {"equal": row["lossless"]["equal"], "compared": row["lossless"]["prompts"]}
         if option and line.get("role") != CROSSED:
             line["method"] += f"@{option}"  # its draft may cost more or less, so nothing is known of it by that name
-        line |= counted_columns(rules, costs.get(line["method"], {}), line)
+        if "parameters" in line:
+            line["converged"] = "-" if line["role"] == CROSSED else ends.get((base, line["method"]), "-")
+        line |= counted_columns(rules, cost_of(costs, line), line)
+        if one["kind"] != REPLAY and one.get("processor_seconds"):
+            line["wall_per_processor"] = one["seconds"] / one["processor_seconds"]
         yield line | {"commit": report["environment"]["git"]["commit"][:7]}
 
 
@@ -94,15 +127,13 @@ def trained_columns(rules: Mapping[str, Any], rows: Sequence[Row], head: Row | N
         return {"method": drafter, "timed": True}
     keys = ("role", "method", "seed", "steps", "learning_rate", "parameters", *FACTORS)
     same = [row for row in rows if all(row[key] == head[key] for key in ("base", "method"))]
-    tried = [row for row in rows if row["method"] == head["method"] and row["role"] == TRIAL]
+    tried = [row for row in same if row["role"] in (TRIAL, CROSSED_TRIAL)]  # another base takes the rate of the first
     first = min(one["seed"] for one in same)
-    budgets = [row for row in same if row["role"].endswith("x") and row["seed"] == first]
     rates = [row["learning_rate"] for row in tried]
     return {
         **{key: head.get(key) for key in keys}, "trials": len(tried), "hours": head["seconds"] / 3600,
         "rate_at_edge": len(rates) > 1 and head["learning_rate"] in (min(rates), max(rates)),
         "hours_with_trials": sum(row["seconds"] for row in [*tried, head]) / 3600, "validation_tau": head["tau"],
-        "converged": "-" if head["role"] == CROSSED else converged_at(rules["converged"], budgets),
         "timed": head["role"] == rules["timed"][head["base"]] and head["seed"] == first,
     }  # fmt: skip
 
@@ -112,12 +143,22 @@ def tree_name(rules: Mapping[str, Any], objective: str | None, option: str) -> s
     return names[0] if names else option or None
 
 
+def cost_of(costs: Mapping[str, Any], line: Row) -> Mapping[str, Any]:
+    """Return the counted cost of a method: nothing but the base's step for drafters that have no weights."""
+    own = costs.get(line["method"])
+    if own is not None or "parameters" in line or line["method"].startswith((AUTOREGRESSIVE, "transformers_")):
+        return own or {}
+    bases = [cost for cost in costs.values() if "refused" not in cost]
+    step = {key: value for cost in bases[:1] for key, value in cost.items() if key.startswith("base_")}
+    return step and {**step, "bytes": 0, "operations": 0}
+
+
 def counted_columns(rules: Mapping[str, Any], cost: Mapping[str, Any], line: Row) -> Row:
     if not cost or "refused" in cost or line.get("role") == CROSSED:
         return {}
     nodes = rules["counted"]["nodes"]
     c, v = predicted_costs(cost, nodes, HardwareSpec.of(rules["counted"]["plan"]))
-    counted: Row = {"launches": cost["launches"], "synchronisations": cost["synchronisations"]}
+    counted: Row = {f"step_{key}": cost.get(key) for key in ("launches", "synchronisations")}
     counted |= {"draft_bytes": cost["bytes"] / cost["base_bytes"], "c_counted": c, "v_counted": v}
     counted["draft_operations"] = cost["operations"] / cost["base_operations"]
     if line["measure"] == REPLAY and line["nodes"] == nodes:

@@ -9,7 +9,7 @@ from studies.comparison.__main__ import describe_plan
 from studies.comparison.config import load_config
 from studies.comparison.jobs import CROSSED, Evaluation, Training, ladder_trainings
 from studies.comparison.schedule import all_jobs
-from studies.comparison.statistics import converged_at
+from studies.comparison.statistics import converged
 from studies.comparison.store import ResultStore
 
 NAMES = ("ctc", "ctc_ce", "medusa", "hydra", "eagle")
@@ -40,8 +40,8 @@ def of_role(jobs, role):
 def paced(config, rows=None, seconds=lambda job: 0.6 * job.steps):
     """Rows with those of all timed trainings: of 0.6 s per step, 100 steps a minute."""
     rows = rows or {}
-    jobs = all_jobs(config, rows)
-    return rows | finished([*of_role(jobs, "pace"), *of_role(jobs, "crossed_pace")], seconds=seconds)
+    jobs = [job for job in all_jobs(config, rows) if isinstance(job, Training) and job.is_timed]
+    return rows | finished(jobs, seconds=seconds)
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +57,27 @@ def test_every_head_tries_every_rate_at_the_first_budget_and_then_takes_the_best
     assert [(job.method, job.rate) for job in trials] == [(name, rate) for name in NAMES for rate in (0.002, 0.004)]
     assert [job.steps for job in trials] == [100] * 8 + [200] * 2
     assert all(job.settled and job.minutes == 1 for job in trials)
-    # The trials took 0.5 s and 0.25 s per step: longer trainings go by these.
-    taken = {job.name: job.steps * (0.25 if job.method == "eagle" else 0.5) for job in trials}
     tau = {job.name: 2.0 + (job.rate if job.method != "eagle" else -job.rate) for job in trials}
-    rows |= finished(trials, lambda job: tau[job.name], lambda job: taken[job.name])
+    rows = finished(trials, lambda job: tau[job.name]) | {name: rows[name] for name in rows if ".pace." in name}
+    timings = of_role(all_jobs(config, rows), "timing")
+    assert {(job.method, job.rate, job.settled) for job in timings} == {
+        *((name, 0.004, True) for name in NAMES[:-1]), ("eagle", 0.002, True)
+    }  # fmt: skip
+    assert not any(job.settled for job in of_role(all_jobs(config, rows), "2x"))
+    # They take 0.5 s and 0.25 s per step, whatever the trials took: longer trainings go by these.
+    rows |= finished(timings, seconds=lambda job: job.steps * (0.25 if job.method == "eagle" else 0.5))
     twice = of_role(all_jobs(config, rows), "2x")
     assert [(job.method, job.rate, job.steps, job.minutes) for job in twice if job.seed == 0] == [
         *((name, 0.004, 240, 2) for name in NAMES[:-1]), ("eagle", 0.002, 480, 2)
     ]  # fmt: skip
     assert all(job.settled for job in twice if job.seed == 0)
     assert not any(job.settled for job in twice if job.seed == 1)
-    incomplete = dict(list(rows.items())[:-1])
+    incomplete = {name: row for name, row in rows.items() if name != "tiny/eagle.timing.s0"}
     assert [job.settled for job in of_role(all_jobs(config, incomplete), "4x") if job.seed == 0] == [True] * 4 + [False]
 
 
-def test_the_best_at_the_longest_budget_and_those_always_taken_are_repeated(config):
-    taus = {"ctc": 1.0, "ctc_ce": 1.5, "medusa": 2.0, "hydra": 3.0, "eagle": 2.5}
+def test_those_always_taken_and_the_best_others_at_the_longest_budget_are_repeated(config):
+    taus = {"ctc": 9.0, "ctc_ce": 1.5, "medusa": 2.0, "hydra": 3.0, "eagle": 2.5}
     rows = paced(config)
     rows |= finished(of_role(all_jobs(config, rows), "1x"))
     for role in ("2x", "4x"):
@@ -95,7 +100,7 @@ def test_the_second_base_has_the_chosen_heads_at_one_budget_and_its_own_time():
         return [job for job in ladder_trainings(config, rows) if job.base == "second"]
 
     jobs = of_second({})
-    assert [(job.role, job.seed) for job in jobs] == [("pace", 0), ("2x", 0)] * 4
+    assert [(job.role, job.seed) for job in jobs] == [("timing", 0), ("2x", 0)] * 4
     assert {job.method for job in jobs} >= {"ctc", "ctc_ce"}
     rows = paced(config, seconds=lambda job: job.steps * (0.1 if job.base == "second" else 0.6))
     assert {job.steps for job in of_second(rows) if job.role == "2x"} == {1200}
@@ -110,23 +115,23 @@ def test_cells_take_their_minutes_and_those_that_decide_get_more_seeds():
     assert {job.steps for job in jobs if "gru" not in job.method} == {30}
     trials = of_role(all_jobs(config, rows), "crossed_rate")
     losses = ("cross_entropy", "ctc", "prefix_ctc", "prefix_tv")
-    deciding = {
-        f"dflash-{loss}-{one}" for loss, one in product(("cross_entropy", "prefix_ctc"), ("none", "markov", "gru"))
-    }
-    plain = {f"{body}-{loss}-none" for body in ("one_block", "dflash") for loss in losses}
-    assert {(job.method, job.steps) for job in trials} == {
-        (name, 15 if "gru" in name else 8) for name in plain | deciding
-    }
-    fast = {"dflash-ctc-none", "dflash-cross_entropy-gru"}  # better at the higher rate
+    corrections = ("none", "markov", "gru")
+    deciding = {f"dflash-{loss}-{one}" for loss, one in product(("cross_entropy", "prefix_ctc"), corrections)}
+    tuned = {f"one_block-{loss}-none" for loss in losses}
+    tuned |= {f"dflash-{loss}-{one}" for loss, one in product(losses, corrections)}
+    assert {(job.method, job.steps) for job in trials} == {(name, 15 if "gru" in name else 8) for name in tuned}
+    fast = {"one_block-ctc-none", "dflash-cross_entropy-gru"}  # better at the higher rate
     rows |= finished(trials, lambda job: job.rate if job.method in fast else -job.rate)
     cells = of_role(all_jobs(config, rows), CROSSED)
     assert all(job.settled for job in cells)
     higher = {job.method for job in cells if job.rate == 0.004}
-    assert higher == {f"dflash-ctc-{one}" for one in ("none", "markov", "gru")} | {"dflash-cross_entropy-gru"}
+    assert higher == {f"one_block-ctc-{one}" for one in corrections} | {"dflash-cross_entropy-gru"}
     assert {job.method for job in cells if job.seed == 1} == deciding
-    # A minute at the 0.5 s per step of its own trials, or at the pace of a cell without.
+    # A minute at the pace that was timed alone, whether a cell has trials or not.
     steps = {job.method: job.steps for job in cells}
-    assert (steps["dflash-ctc-none"], steps["dflash-ctc-markov"], steps["dflash-ctc-gru"]) == (120, 30, 60)
+    assert {(name.rpartition("-")[2], count) for name, count in steps.items()} == {
+        ("none", 30), ("markov", 30), ("gru", 60)
+    }  # fmt: skip
 
 
 def test_null_leaves_a_level_of_the_crossed_table_out():
@@ -168,31 +173,31 @@ def test_evaluations_are_small_groups_of_one_role_with_the_trees_of_a_loss():
     assert sorted(of_cell) == ["collapse", "collapse_chain", "prefix_search"]
 
 
-def test_converged_where_doubling_adds_less_than_the_share():
-    def rows(*taus):
-        return [{"role": f"{2**number}x", "tau": tau} for number, tau in enumerate(taus)]
+def test_converged_where_doubling_adds_less_than_the_share_on_every_benchmark():
+    def rows(*highs, role="2x to 4x", method="ctc"):
+        return [{"base": "tiny", "more": method, "role": role, "gain_high": high} for high in highs]
 
-    assert converged_at(0.02, rows(2.0, 2.3, 2.32)) == "2x"
-    assert converged_at(0.02, rows(2.0, 2.03, 2.32)) == "not converged"
-    assert converged_at(0.02, rows(2.0, 2.03, 2.05)) == "1x"
-    assert converged_at(0.02, rows(2.0, 0.0)) == "-", "the second one diverged"
-    assert converged_at(0.02, rows(2.0, 2.3, 2.05)) == "fell"
-    assert converged_at(0.02, rows(2.0, 2.3, 2.6)) == "not converged"
-    assert converged_at(0.02, rows(2.0)) == "-"
-    tried = [{"role": "1x", "tau": 2.28}, {"role": "1x", "tau": 1.0}]
-    assert converged_at(0.02, [*rows(2.0, 2.3), *tried]) == "1x", "the best learning rate counts"
+    def of(*highs):
+        return converged(0.02, rows(*highs))["tiny", "ctc"]
+
+    assert of(0.019, 0.0) == "2x"
+    assert of(0.019, 0.021) == "not converged", "one interval reaches beyond"
+    assert of(-0.001, 0.01) == "2x"
+    assert of(-0.001, -0.05) == "fell"
+    found = converged(0.02, rows(0.5, role="1x to 2x") + rows(0.01) + rows(0.9, method="eagle"))
+    assert found == {("tiny", "ctc"): "2x", ("tiny", "eagle"): "not converged"}, "the last doubling counts"
 
 
 def test_the_plan_adds_up_what_is_missing(config, tmp_path):
     store = ResultStore(tmp_path / "out", tmp_path / "results")
     rows = paced(config)
-    for row in (rows | finished(of_role(all_jobs(config, rows), "1x")[:-1])).values():
+    for row in paced(config, rows | finished(of_role(all_jobs(config, rows), "1x")[:-1])).values():
         store.append_row(row)
     text = describe_plan(config, store)
     assert "done      tiny/ctc.1x-0.002.s0" in text
     assert "0.02 h  tiny/eagle.1x-0.004.s0, 100 steps at 0.004\n" in text
-    assert "0.07 h  tiny/ctc.4x.s0, 480 steps at 0.002\n" in text
-    assert "0.03 h  tiny/ctc.2x.s1, 240 steps at 0.002 (provisional)" in text
+    assert "0.07 h  tiny/ctc.4x.s0, 400 steps at 0.002\n" in text
+    assert "0.03 h  tiny/ctc.2x.s1, 200 steps at 0.002 (provisional)" in text
     # One trial; five heads at 2x and 4x, four of them at 2x with another seed: 1 + 5 x 6 + 4 x 2 minutes.
     assert "0.7 processor hours" in text.splitlines()[-1]
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from contextlib import ExitStack
 
 import pytest
 from test_comparison_jobs import SMALL, paced
@@ -31,7 +33,7 @@ def world(tmp_path, monkeypatch):
         folder = tmp_path / "out" / keys["run" if script == "train.py" else "out"]
         folder.mkdir(parents=True)
         (folder / "drafter.safetensors" if script == "train.py" else folder / "report.json").write_text('{"rows": []}')
-        return 60.0
+        return {"seconds": 60.0, "processor_seconds": 60.0}
 
     monkeypatch.setattr(measure, "run_script", run_script)
     monkeypatch.setattr(
@@ -49,8 +51,8 @@ def test_heads_at_one_seed_come_before_seeds_and_bases(world):
     arguments, ran, _ = world
     command.main(arguments)
     steps = [name.rpartition("/")[2] for name in ran]
-    order = ("ctc.pace.s0", "ctc.1x-0.002.s0", "ctc.2x.s0", "tiny-replay-2x.s0", "ctc.4x.s0", "tiny-replay-4x.s0",
-             "tiny-adaptive-4x.s0", "ctc.2x.s1", "tiny-replay-2x.s1")  # fmt: skip
+    order = ("ctc.pace.s0", "ctc.1x-0.002.s0", "ctc.timing.s0", "ctc.2x.s0", "tiny-replay-2x.s0",
+             "ctc.4x.s0", "tiny-replay-4x.s0", "tiny-adaptive-4x.s0", "ctc.2x.s1", "tiny-replay-2x.s1")  # fmt: skip
     assert sorted(order, key=steps.index) == [*order]
     assert ran.index("tiny/tiny-replay-2x.s1") < ran.index("second/ctc.2x.s0")
     assert len(ran) == len({*ran}) == len(all_jobs(load_config(arguments), ResultStore(*places(arguments)).rows()))
@@ -101,12 +103,29 @@ def test_no_job_begins_that_is_estimated_to_take_longer_than_what_is_left(world)
 
 def test_a_timed_loop_runs_alone(world):
     arguments, ran, _ = world
+    command.main([*arguments, "measure.loops.adaptive=null", "measure.loops.fixed=null"])
     config, store = load_config(arguments), ResultStore(*places(arguments))
+    lines = store.trainings.read_text().splitlines(keepends=True)
+    store.trainings.write_text("".join(line for line in lines if not line.startswith("tiny/ctc.2x.s1")))
+    ran.clear()
     with store.lock("machine", shared=True):
         command.main(arguments)
-        assert not any("loop" in name for name in ran)
-        assert "tiny/ctc.2x.s1" in ran, "other jobs share the machine"
+    assert "tiny/ctc.2x.s1" in store.rows(), "other jobs share the machine"
+    assert ran == []
     assert command.run_next(config, store, set()) == "tiny/tiny-adaptive-4x.s0"
+
+
+def test_a_training_that_is_timed_waits_until_it_is_alone(world):
+    arguments, ran, _ = world
+    config, store = load_config(arguments), ResultStore(*places(arguments))
+    with ThreadPoolExecutor() as threads, ExitStack() as other:
+        other.enter_context(store.lock("machine", shared=True))
+        waiting = threads.submit(command.run_next, config, store, set())
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.3)
+        assert ran == []
+        other.close()
+        assert waiting.result(timeout=30) == "tiny/ctc.pace.s0"
 
 
 def test_what_results_has_is_not_made_again_where_out_was_lost(world):

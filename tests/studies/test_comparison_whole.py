@@ -57,11 +57,11 @@ def test_a_comparison_goes_on_after_a_kill(tmp_path):
     assert done.count("python train.py") < 8
     rows = read_rows(tmp_path / "results" / "trainings.csv")
     roles = [(row["method"], row["role"]) for row in rows.values()]
-    assert {*roles} == {(method, role) for method in ("ctc", "medusa") for role in ("pace", "1x", "2x", "4x")}
+    assert {*roles} == {(method, role) for method in ("ctc", "medusa") for role in ("pace", "1x", "timing", "2x", "4x")}
     of_role = {role: row for (_, role), row in zip(roles, rows.values(), strict=True) if row["method"] == "ctc"}
-    trial = of_role["1x"]
-    timed = max(1, round(60 * 0.002 / (trial["seconds"] / trial["steps"])))
-    assert [of_role[role]["steps"] for role in ("pace", "2x", "4x")] == [3, 2 * timed, 4 * timed]
+    timing = of_role["timing"]
+    timed = max(1, round(60 * 0.002 / (timing["seconds"] / timing["steps"])))
+    assert [of_role[role]["steps"] for role in ("pace", "timing", "2x", "4x")] == [3, 3, 2 * timed, 4 * timed]
     assert all(row["seconds"] > 0 and row["tau"] >= 1 and row["parameters"] > 0 for row in rows.values())
     page = (tmp_path / "out" / "results" / "comparison" / "page.md").read_text()
     assert "| random | ctc |" in page
@@ -69,6 +69,7 @@ def test_a_comparison_goes_on_after_a_kill(tmp_path):
     assert "ctc minus medusa" in page
     costs = json.loads((tmp_path / "results" / "costs.json").read_text())
     assert costs["medusa"]["launches"] > 0
+    assert costs["medusa"]["unread"] == []
     # By hand: four heads, each a square matrix with bias at width 4096 and an lm_head of 32,000 rows.
     assert costs["medusa"]["bytes"] == 2 * 4 * (4096**2 + 4096 + 32000 * 4096)
     again = run_comparison(tmp_path, *arguments).stdout
