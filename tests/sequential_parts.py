@@ -18,7 +18,7 @@ from ctcdraft.objectives.distillation import Distill, kl
 
 KINDS = (
     *("hydra", "hydra++", "hydra_own", "eagle", "eagle3", "eagle3.1", "redrafter", "early_exit", "kangaroo"),
-    *("draft_model", "draft_model_gpt2"),
+    *("redrafter_narrow", "draft_model", "draft_model_gpt2"),
 )
 
 
@@ -52,7 +52,8 @@ MAKERS = {
     "eagle": Eagle,
     "eagle3": lambda base, frames, tree: Eagle3(base, frames, tree, None, True, False, False, False),
     "eagle3.1": lambda base, frames, tree: Eagle3(base, frames, tree, None, True, True, True, True),
-    "redrafter": lambda base, frames, tree: ReDrafter(base, frames, 2, tree),
+    "redrafter": lambda base, frames, tree: ReDrafter(base, frames, 2, tree, own_head=True),
+    "redrafter_narrow": lambda base, frames, tree: ReDrafter(base, frames, 2, tree),
     "early_exit": lambda base, frames, tree: EarlyExit(base, 1, frames, tree),
     "kangaroo": lambda base, frames, tree: Kangaroo(base, 0.5, frames, tree, mlp=False, like_base=True),
 }

@@ -123,11 +123,11 @@ def test_every_drafter_has_its_published_objective_by_default(drafter):
     assert composed("train", f"drafter={drafter}", "objective=sum").objective._target_.endswith("WeightedSum")
 
 
-def test_eagle_is_trained_on_all_windows_unless_told_otherwise():
+def test_eagle_and_kangaroo_are_trained_on_all_windows_unless_told_otherwise():
     def anchors(*overrides):
         return composed("train", *overrides).trainer.anchors_per_sequence
 
-    assert anchors("drafter=eagle") is anchors("drafter=eagle3_1") is None
+    assert anchors("drafter=eagle") is anchors("drafter=eagle3_1") is anchors("drafter=kangaroo") is None
     assert anchors("drafter=hydra") == 64
     assert anchors("drafter=eagle", "trainer.anchors_per_sequence=9") == 9
     assert anchors("drafter=eagle", "experiment=demo") == 32  # an experiment's own

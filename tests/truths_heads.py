@@ -63,3 +63,20 @@ def slow_products(distribution: FrameDistribution, frames: int, vocabulary: int)
             masses |= {(*text, token): mass * probs[token] for token in range(vocabulary)}
     del masses[()]
     return masses
+
+
+def slow_frame_loss(emissions, batch, decay, term):
+    """The weighted mean of term(base logits, frame logits, label) over single labels; None leaves a label out."""
+    own = getattr(emissions, "own", None) or emissions.head
+    total = weights = 0.0
+    for row, anchor in batch.lengths_BA.nonzero().tolist():
+        memory = None if emissions.correction is None else emissions.start_BAR[row, anchor][None]
+        for k, label in enumerate(batch.labels_BAS[row, anchor, : int(batch.lengths_BA[row, anchor])]):
+            base = emissions.head.token_logits(batch.states_BLD[row, int(batch.anchors_BA[row, anchor]) + 1 + k])
+            logits = own.token_logits(emissions.states_BATD[row, anchor, k])
+            if memory is not None:
+                logits = logits + emissions.correction(memory)[0]
+                memory = emissions.correction.step(memory, label[None])
+            if (value := term(base, logits, int(label))) is not None:
+                total, weights = total + decay**k * value, weights + decay**k
+    return total / weights

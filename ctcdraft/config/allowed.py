@@ -68,8 +68,8 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
         *_targets(
             "objectives",
             "cross_entropy.CrossEntropy ctc.CTC ctc.PrefixCTC ctc.PrefixTransducer ctc.Transducer distillation.Distill "
-            "distillation.kl distillation.total_variation eagle.Eagle eagle.EagleCTC base.WeightedSum "
-            "prefix_distillation.PrefixDistill",
+            "distillation.DistillWithLabels distillation.kl distillation.total_variation eagle.Eagle eagle.EagleCTC "
+            "base.WeightedSum prefix_distillation.PrefixDistill",
         ),
     },
     "decoding": {

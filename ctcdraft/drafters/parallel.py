@@ -64,11 +64,12 @@ class ParallelDrafter(DraftHead):
         self.width, self.state_columns = base.width, base.state_columns
         self.body: Any = body(config, frames).to(base.device)
         self.reads_tokens: bool = getattr(self.body, "reads_tokens", False)
+        self.reads_all_layers: bool = getattr(self.body, "reads_all_layers", False)
         self.teacher = TokenHead(base.head) if own_heads else None  # distributions to learn from, in training
         own, shared = partial(FrameHeads, base.head, frames), partial(BlankHead, base.head, base.width)
         self.head: Any = (own(vocabulary, with_blank=True) if own_heads else shared(vocabulary)).to(base.device)
         self.embedding = base.embedding
-        aux = len(base.aux_layers) > 1 and not getattr(self.body, "reads_all_layers", False)
+        aux = len(base.aux_layers) > 1 and not self.reads_all_layers
         self.fuse = AuxStateFusion(base.width, len(base.aux_layers), config.epsilon).to(base.device) if aux else None
         self.correction: LogitCorrection | None = None
         if correction is not None:
@@ -104,7 +105,7 @@ class ParallelDrafter(DraftHead):
     def forward(self, batch: Batch) -> Emissions:
         states_BLD = self.input_states(batch.states_BLD, batch.next_tokens() if self.reads_tokens else None)
         text = self.body.text_keys_values(states_BLD, batch.position_ids_BL)
-        columns = states_BLD.shape[-1] if self.reads_tokens else self.width  # the fused states
+        columns = states_BLD.shape[-1] if self.reads_all_layers else self.width  # the fused states
         anchor_BAD = states_BLD.gather(1, batch.anchors_BA[..., None].expand(-1, -1, columns))
         states_BATD = self.body(
             anchor_BAD=anchor_BAD,
@@ -113,7 +114,7 @@ class ParallelDrafter(DraftHead):
             text=text,
             visible_BAL=visible_mask(batch.anchors_BA, batch.position_ids_BL),
         )
-        return self.emissions(states_BATD, anchor_BAD[..., : self.width], batch.roots_BA)
+        return self.emissions(states_BATD, anchor_BAD, batch.roots_BA)
 
     @torch.no_grad()
     def metrics(self, batch: Batch) -> dict[str, float]:
@@ -173,14 +174,23 @@ class ParallelDrafter(DraftHead):
         """Return the emissions at the newest hidden state; appends the text's new keys and values to `memory`."""
         next_BK = context.new_tokens_K[None] if self.reads_tokens else None
         states_BKD, root_BA = self.input_states(context.new_states_KD[None], next_BK), context.root_1[None]
-        root_BAD, anchor_BAD = self.embedding(root_BA).to(self.dtype), context.newest(states_BKD)[..., : self.width]
-        return self.emissions(self.body.step(states_BKD, root_BAD, memory, context), anchor_BAD, root_BA)
+        root_BAD, anchor_BAE = self.embedding(root_BA).to(self.dtype), context.newest(states_BKD)
+        return self.emissions(self.body.step(states_BKD, root_BAD, memory, context), anchor_BAE, root_BA)
 
-    def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
-        start_BAR = None if self.correction is None else self.correction.start(anchor_BAD, roots_BA, states_BATD)
+    def emissions(self, states_BATD: Tensor, anchor_BAE: Tensor, roots_BA: Tensor) -> Emissions:
+        """Return the emissions of frames, given `input_states` at the anchors."""
+        start_BAR = None
+        if self.correction is not None:
+            start_BAR = self.correction.start(self.start_states(anchor_BAE), roots_BA, states_BATD)
         if self.teacher is not None:
             return TokenEmissions(states_BATD, self.teacher, self.correction, start_BAR, own=self.head)
         return Emissions(states_BATD, self.head, self.correction, start_BAR)
+
+    def start_states(self, anchor_BAE: Tensor) -> Tensor:
+        """Return the states_BAD at the anchors from which a logit correction starts: of layers that the body reads."""
+        if self.reads_all_layers and self.correction is not None and self.correction.reads_anchor:
+            return self.body.read_text(anchor_BAE)[..., -self.width :]  # behind an embedding, where it reads tokens
+        return anchor_BAE[..., : self.width]
 
 
 def refuse_alignments(correction: LogitCorrection, tree: Any) -> None:

@@ -21,9 +21,12 @@ class DraftVocabHead(nn.Module):
     """`count` rows of an lm_head: the first ones until `set_tokens` selects others.
 
     trained: its weights are parameters, which begin as these rows. with_bias: then also a bias, zeros if there is none.
+    width: of other hidden states than the lm_head's; then the weights begin at random and belong to any tokens.
     """
 
-    def __init__(self, lm_head: Any, count: int, trained: bool = False, with_bias: bool = False) -> None:
+    def __init__(
+        self, lm_head: Any, count: int, trained: bool = False, with_bias: bool = False, width: int | None = None
+    ) -> None:
         super().__init__()
         size = len(lm_head.weight)
         if check_int(count, "drafter.vocabulary") > size:
@@ -31,16 +34,19 @@ class DraftVocabHead(nn.Module):
         self.all = lm_head
         self.words_N: Tensor
         self.register_buffer("words_N", torch.arange(count, device=lm_head.weight.device))
-        self.trained = trained
+        self.trained, self.copied = trained, trained and width is None
         self.weight: Any
         self.bias: Any
-        self.weight, self.bias = own_parameters(*self.rows(), with_bias) if trained else self.rows()
+        if trained and width is not None:
+            self.weight, self.bias = random_head(lm_head, width, count).weight, None
+        else:
+            self.weight, self.bias = own_parameters(*self.rows(), with_bias) if trained else self.rows()
         self.refresh()
 
     def set_tokens(self, tokens_N: Tensor) -> None:
         """Select these tokens, ids in ascending order."""
         self.words_N.copy_(tokens_N)
-        if self.trained:  # in place: an optimizer may have the parameters already
+        if self.copied:  # in place: an optimizer may have the parameters already
             for own, rows in zip((self.weight, self.bias), self.rows(), strict=True):
                 if rows is not None:
                     own.data.copy_(rows)
@@ -73,12 +79,24 @@ def own_parameters(weight_VD: Tensor, bias_V: Tensor | None, with_bias: bool) ->
     return nn.Parameter(weight_VD), nn.Parameter(bias_V.detach().to(torch.float32, copy=True))
 
 
-def draft_lm_head(lm_head: Any, vocabulary: int | None, trained: bool, with_bias: bool = False) -> Any:
-    """Return the lm_head of a draft head: the base's or a trained copy, for all tokens or a draft vocabulary."""
+def random_head(lm_head: Any, width: int, count: int) -> nn.Linear:
+    """Return an lm_head of `count` rows for hidden states of another width, as torch draws it."""
+    return nn.Linear(width, count, bias=False, device=lm_head.weight.device)
+
+
+def draft_lm_head(
+    lm_head: Any, vocabulary: int | None, trained: bool, with_bias: bool = False, width: int | None = None
+) -> Any:
+    """Return the lm_head of a draft head: the base's or a trained copy, for all tokens or a draft vocabulary.
+
+    width: of the hidden states that a trained one reads instead of the base's; then it begins at random.
+    """
     if vocabulary is not None:
-        return DraftVocabHead(lm_head, vocabulary, trained, with_bias)
+        return DraftVocabHead(lm_head, vocabulary, trained, with_bias, width)
     if not trained:
         return lm_head
+    if width is not None:
+        return random_head(lm_head, width, len(lm_head.weight))
     vocabulary, width = lm_head.weight.shape
     own = nn.Linear(width, vocabulary, bias=False, device="meta")  # no random numbers are drawn
     own.weight, own.bias = own_parameters(lm_head.weight, getattr(lm_head, "bias", None), with_bias)

@@ -27,6 +27,7 @@ class FrameGRUCorrection(LogitCorrection):
         uncorrected: first frames that stay as they are.
     """
 
+    reads_anchor = False
     reads_frames = True
 
     def __init__(self, embedding: Any, rank: int, epsilon: float, memory: int, uncorrected: int) -> None:

@@ -6,16 +6,19 @@ Emissions keep hidden states; objectives ask them for the few scores they need, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 
 from ctcdraft.errors import InputError
-from ctcdraft.nn.chunks import in_chunks
+from ctcdraft.nn.alignment_scores import AlignmentScores
+from ctcdraft.nn.chunks import RealWindows, in_chunks
 from ctcdraft.nn.compiled_step import compiled_logits
 from ctcdraft.nn.draft_vocab import DraftVocabHead, head_rows, mask_absent_labels, restrict_rows
+from ctcdraft.nn.frame_values import frame_values
 from ctcdraft.nn.linear_logsumexp import (
     blank_logits,
     fused_linear_logsumexp,
@@ -84,19 +87,6 @@ def can_write_logits(lm_head: Any, states_XD: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class AlignmentScores:
-    """Log-probabilities over all C classes, float32: what objectives that sum over alignments need.
-
-    P = S + 1; or P = 1 for frames that are not label-conditioned, and then hold_BATS is label_BATS.
-    """
-
-    label_BATS: Tensor  # of label s in frame t, after the s labels before it
-    hold_BATS: Tensor  # of label s again, right after it
-    blank_BATP: Tensor  # of the blank after p labels
-    memories_BAPR: Tensor | None = None  # of the logit correction after p labels
-
-
-@dataclass(frozen=True)
 class Emissions:
     """The frames of all anchors as hidden states, which are turned into scores on demand."""
 
@@ -116,11 +106,17 @@ class Emissions:
 
     def scores(self, labels_BAS: Tensor) -> AlignmentScores:
         """Return the scores of the labels in every frame (padding in labels_BAS is -1 and scored as class 0)."""
-        if self.kept_scores is None:
-            return self._score_labels(labels_BAS)
-        if not self.kept_scores or self.kept_scores[0] is not labels_BAS:
-            self.kept_scores[:] = labels_BAS, self._score_labels(labels_BAS)
-        return self.kept_scores[1]
+        if self.kept_scores and self.kept_scores[0] is labels_BAS:
+            return self.kept_scores[1]
+        real = RealWindows.of(labels_BAS)
+        scores = self._select(real)._score_labels(real.select(labels_BAS)).restore(real)
+        if self.kept_scores is not None:
+            self.kept_scores[:] = labels_BAS, scores
+        return scores
+
+    def _select(self, real: RealWindows) -> Emissions:
+        start_BAR = None if self.start_BAR is None else real.select(self.start_BAR)
+        return replace(self, states_BATD=real.select(self.states_BATD), start_BAR=start_BAR)
 
     def _score_labels(self, labels_BAS: Tensor) -> AlignmentScores:
         if self.correction is not None:
@@ -132,14 +128,19 @@ class Emissions:
             states_XTD, lm_head.weight, bias, head.blank_D, head.blank_bias, rows_XS
         )
         label_BATS = mask_absent_labels(label_XTS, absent_XS).unflatten(0, labels_BAS.shape[:2])
-        # The same tensor twice: the forward recursion recognises it and transposes it once.
         return AlignmentScores(label_BATS, label_BATS, blank_XT.unflatten(0, labels_BAS.shape[:2])[..., None])
 
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
         """Return log-probability_BAS of label s in frame s given the labels before it, over tokens without blank."""
         lm_head = self.head.words
         if type(lm_head) not in (nn.Linear, DraftVocabHead) or lm_head.weight.requires_grad:
-            return self.map_label_frames(gather_label_log_probs, labels_BAS)
+            return self.map_label_frames(partial(frame_values, gather_label_log_probs), labels_BAS)
+        real = RealWindows.of(labels_BAS)
+        return real.restore(self._select(real)._label_log_probs(real.select(labels_BAS)))
+
+    def _label_log_probs(self, labels_BAS: Tensor) -> Tensor:
+        """Return the same for an lm_head that is frozen, without logits of the size of the vocabulary."""
+        lm_head = self.head.words
         states_Y1D = self.states_BATD[:, :, : labels_BAS.shape[2]].flatten(0, 2)[:, None]
         rows_Y1, absent_Y1 = head_rows(lm_head, labels_BAS.reshape(-1, 1))
         token_logits_Y11 = token_logits(states_Y1D, lm_head.weight, lm_head.bias, rows_Y1)
@@ -154,28 +155,28 @@ class Emissions:
         return mask_absent_labels(token_logits_Y11 - normaliser_Y11, absent_Y1).view(labels_BAS.shape)
 
     def map_label_frames(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
-        """Return measure(log_probs_XSV, labels_XS, *more_X) of all windows X: for objectives with label s in frame s.
+        """Return measure(logits_XSV, labels_XS, *more_X) of all windows X: for objectives with label s in frame s.
 
-        log_probs_XSV: float32 log-probabilities of frame s over tokens without the blank, given the labels before it.
-        measure returns one tensor_X.
+        logits_XSV: float32 logits of frame s over tokens without the blank, given the labels before it. measure returns
+        one tensor_X, such as `frame_values` of its own measure. Windows without labels may be left out, and have zeros.
         """
-        labels = labels_BAS.shape[2]
-        corrections: tuple[Tensor, ...] = ()
-        if self.correction is not None:
-            corrections = (self.correction.memories_along(self.start_BAR, labels_BAS)[:, :, :-1],)
+        real = RealWindows.of(labels_BAS)
+        labels_1XS, correction = real.select(labels_BAS), self.correction
+        states_1XSD, start_BAR = real.select(self.states_BATD[:, :, : labels_BAS.shape[2]]), self.start_BAR
+        memories: tuple[Tensor, ...] = ()
+        if correction is not None:
+            memories = (correction.memories_along(real.select(start_BAR), labels_1XS)[:, :, :-1],)
 
         def measure_chunk(states_XSD: Tensor, labels_XS: Tensor, *more_X: Tensor) -> Tensor:
             logits_XSV = self.head.token_logits(states_XSD).float()
-            if self.correction is not None:
-                logits_XSV = logits_XSV + self.correction(more_X[0]).float()
-            return measure(logits_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(corrections) :])
+            if correction is not None:
+                logits_XSV = logits_XSV + correction(more_X[0]).float()
+            return measure(logits_XSV, labels_XS, *more_X[len(memories) :])
 
-        # Twice, because `measure` may compute as many logits again (of a teacher).
-        size = 4 * 2 * labels * (self.blank + 1)
-        columns = self.states_BATD[:, :, :labels], labels_BAS, *corrections, *more_BA
-        # Rows are padded to the one with most windows. On another device the choice would wait for the device.
-        real_BA = (labels_BAS >= 0).any(dim=-1) if labels_BAS.device.type == "cpu" else None
-        return in_chunks(measure_chunk, size, *columns, kept_BA=real_BA)
+        # Twice, because gradients, or logits of a teacher, are as many numbers again.
+        size = 4 * 2 * labels_BAS.shape[2] * (self.blank + 1)
+        more_1X = map(real.select, more_BA)
+        return real.restore(in_chunks(measure_chunk, size, states_1XSD, labels_1XS, *memories, *more_1X))
 
     def _corrected_scores(self, correction: LogitCorrection, labels_BAS: Tensor) -> AlignmentScores:
         """Return scores of label-conditioned frames, whose normaliser depends on the number of labels before them."""
@@ -203,7 +204,7 @@ class Emissions:
 
 
 def gather_label_log_probs(log_probs_XSV: Tensor, labels_XS: Tensor) -> Tensor:
-    """Return the labels' own log-probabilities: a measure for `map_label_frames`."""
+    """Return the labels' own log-probabilities: a measure for `frame_values`."""
     return log_probs_XSV.gather(-1, labels_XS.clamp(min=0)[..., None])[..., 0]
 
 

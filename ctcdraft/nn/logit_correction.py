@@ -62,6 +62,7 @@ class LogitCorrection(nn.Module):
     the first label.
     """
 
+    reads_anchor = True  # whether `start` reads the hidden state at the anchor
     reads_frames = False  # whether it corrects frame k for draft token k alone, by the frame's own hidden state
 
     def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
@@ -123,8 +124,7 @@ class LogitCorrection(nn.Module):
         return self.out.weight[:0], self.out.weight[:0, 0]
 
     def arrays(self) -> Sequence[Any] | None:
-        """Return table_VG, recurrent_GR, bias_G and out_RV as contiguous float32 arrays, which are views of the weights
-        (but the table); None where there are none or they would be copies."""
+        """Return float32 arrays table_VG, recurrent_GR, bias_G and out_RV, the last three views; None without such."""
         if not self.is_cacheable():
             return None
         if self._arrays is None or not self._arrays.are_current():
@@ -163,6 +163,8 @@ class MarkovCorrection(LogitCorrection):
 
     own_embedding: trained rows of `rank` numbers for all tokens (DSpark) instead of a projection of their embeddings.
     """
+
+    reads_anchor = False
 
     def __init__(self, embedding: Any, rank: int, epsilon: float, own_embedding: bool = False) -> None:
         super().__init__(embedding, rank, epsilon)
@@ -221,10 +223,9 @@ class GRUCorrection(LogitCorrection):
         return super().train(mode)
 
     def start(self, anchor_XD: Tensor, root_X: Tensor, frames_XTD: Tensor | None = None) -> Tensor:
-        if root_X.numel() == 1 and (arrays := self.arrays()) is not None:
-            memory_XR = compiled_gru_start(self.first, arrays, anchor_XD, root_X)
-            if memory_XR is not None:
-                return memory_XR
+        arrays = self.arrays() if root_X.numel() == 1 else None
+        if arrays and (memory_XR := compiled_gru_start(self.first, arrays, anchor_XD, root_X)) is not None:
+            return memory_XR
         memory_XR = self.first(anchor_XD).tanh()
         if root_X.numel() == 1 and not root_X.is_cpu:  # a draft's, not a training batch's
             return self.extend(memory_XR.flatten(0, -2), row_zero(root_X.device), root_X.flatten()).view_as(memory_XR)

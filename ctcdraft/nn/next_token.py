@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ctcdraft.nn.alignment_scores import AlignmentScores
 from ctcdraft.nn.chunks import in_chunks
 from ctcdraft.nn.draft_vocab import head_rows, mask_absent_labels, restrict_rows
-from ctcdraft.nn.heads import AlignmentScores, Emissions
+from ctcdraft.nn.heads import Emissions
 from ctcdraft.nn.linear_logsumexp import blank_logits, token_logits
 
 

@@ -41,11 +41,15 @@ class Objective(Protocol):
 
 
 class DecayedObjective:
-    """An objective in which label k has the weight decay^(k-1), because a draft is accepted from its beginning."""
+    """An objective in which label k has the weight decay^(k-1), because a draft is accepted from its beginning.
 
-    def __init__(self, labels: int, decay: float) -> None:
+    least: the weight of labels that would have less.
+    """
+
+    def __init__(self, labels: int, decay: float, least: float = 0.0) -> None:
         self.labels = check_int(labels, "objective.labels")
         self.decay = check_float(decay, "objective.decay", above=0, most=1)
+        self.least = check_float(least, "objective.least", least=0, most=1)
 
     def mean(self, values_BAS: Tensor, real_BAS: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted mean of the real values and the sum of the weights, as `counted_mean` does.
@@ -53,7 +57,7 @@ class DecayedObjective:
         values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
         """
         steps_S = torch.arange(real_BAS.shape[-1], device=real_BAS.device, dtype=values_BAS.dtype)
-        return counted_mean(values_BAS, real_BAS, real_BAS * self.decay**steps_S)
+        return counted_mean(values_BAS, real_BAS, real_BAS * (self.decay**steps_S).clamp(min=self.least))
 
     def loss(self, log_probs_BAS: Tensor, batch: Batch, **metrics: Tensor) -> Loss:
         """Return the mean of -log_probs_BAS. Labels of probability zero are left out, and their share is a metric."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ctcdraft.batch import Batch
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask, masked_mean
@@ -18,7 +20,10 @@ class CrossEntropy(DecayedObjective):
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
-        log_probs_BAS = emissions.label_log_probs(batch.labels_BAS)
+        return self.of_log_probs(emissions.label_log_probs(batch.labels_BAS), batch)
+
+    def of_log_probs(self, log_probs_BAS: Tensor, batch: Batch) -> Loss:
+        """Return the loss, given the labels' own log-probabilities."""
         # A metric beside the loss: how probable the first label is, without which nothing is accepted.
         first = masked_mean(log_probs_BAS[..., 0].detach().exp(), label_mask(batch)[..., 0])
         return self.loss(log_probs_BAS, batch, first_label=first)

@@ -12,7 +12,8 @@ from ctcdraft.ctc import forward
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.ctc.forward import Likelihoods, likelihoods
 from ctcdraft.errors import check_int
-from ctcdraft.nn.heads import AlignmentScores, Emissions
+from ctcdraft.nn.alignment_scores import AlignmentScores
+from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, counted_mean, masked_mean, share_left_out
 
 

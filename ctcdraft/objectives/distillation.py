@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ctcdraft.batch import Batch
-from ctcdraft.nn.draft_vocab import DraftVocabHead
-from ctcdraft.nn.heads import Emissions, TokenEmissions
-from ctcdraft.nn.masks import gather_following
+from ctcdraft.errors import InputError, check_float
+from ctcdraft.nn.frame_values import frame_values
+from ctcdraft.nn.heads import Emissions, gather_label_log_probs
 from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask, share_left_out
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.objectives.teacher import Teacher, base_states, distinct, label_positions, tokens_absent_from_frames
 
 # (log-probabilities_XSV of the base, log-probabilities_XSV of the frames) -> distances_XS
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -29,51 +32,76 @@ class Distill(DecayedObjective):
 
     supervises = "tokens"
 
-    def __init__(self, labels: int, decay: float, distance: Distance) -> None:
-        super().__init__(labels, decay)
+    def __init__(self, labels: int, decay: float, distance: Distance, least: float = 0.0) -> None:
+        super().__init__(labels, decay, least)
         self.distance = distance
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
+        return self.distance_loss(self.values(emissions, batch), emissions, batch)
+
+    def values(self, emissions: Emissions, batch: Batch) -> Tensor:
+        """Return `frame_terms` of all windows."""
         check_frames(emissions, self.labels)
-        own = emissions.own.modules() if isinstance(emissions, TokenEmissions) else ()
-        frames_restrict = any(isinstance(part, DraftVocabHead) for part in own)
-        width = emissions.head.words.weight.shape[1]  # of the base; of several layers the last one comes first
+        states_ND, absent_V = base_states(emissions.head, batch), tokens_absent_from_frames(emissions)
 
-        def label_distance(log_probs_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:
-            base_XSV = emissions.head.token_logits(states_XSD[..., :width]).float()
+        def measure(logits_XSV: Tensor, labels_XS: Tensor, position_XS: Tensor) -> Tensor:
+            positions_Y, row_XS = distinct(position_XS, len(states_ND))
+            base_YV = emissions.head.token_logits(states_ND[positions_Y]).float()
             # A draft model may pad its lm_head to another size; both are normalised over the rows they share.
-            common = min(base_XSV.shape[-1], log_probs_XSV.shape[-1])
-            if log_probs_XSV.shape[-1] > common:
-                log_probs_XSV = log_probs_XSV[..., :common].log_softmax(dim=-1)
-            base_XSV = base_XSV[..., :common]
-            if not frames_restrict:
-                return self.distance(base_XSV.log_softmax(dim=-1), log_probs_XSV)
-            absent_XSV = log_probs_XSV.isneginf()
-            left_out_XS = absent_XSV.gather(-1, base_XSV.argmax(dim=-1, keepdim=True))[..., 0]
-            restricted_XSV = base_XSV.masked_fill(absent_XSV, -torch.inf).log_softmax(dim=-1)
-            return self.distance(restricted_XSV, log_probs_XSV).masked_fill(left_out_XS, torch.inf)
+            teacher = Teacher.of(base_YV[..., : logits_XSV.shape[-1]], absent_V)
+            return frame_values(partial(self.frame_terms, teacher), logits_XSV, labels_XS, row_XS)
 
-        distance_BAS = emissions.map_label_frames(label_distance, batch.labels_BAS, base_states_at_labels(batch))
+        return emissions.map_label_frames(measure, batch.labels_BAS, label_positions(batch))
+
+    def frame_terms(self, teacher: Teacher, log_probs_XSV: Tensor, labels_XS: Tensor, row_XS: Tensor) -> Tensor:
+        """Return the distances_XS of frames from the teacher's rows; infinite where the label is left out."""
+        base_XSV = teacher.log_probs_YV[row_XS]
+        if log_probs_XSV.shape[-1] > base_XSV.shape[-1]:
+            log_probs_XSV = log_probs_XSV[..., : base_XSV.shape[-1]].log_softmax(dim=-1)
+        distance_XS = self.distance(base_XSV, log_probs_XSV)
+        if teacher.left_out_Y is None:
+            return distance_XS
+        return distance_XS.masked_fill(teacher.left_out_Y[row_XS], torch.inf)
+
+    def distance_loss(self, distance_BAS: Tensor, emissions: Emissions, batch: Batch) -> Loss:
         real_BAS = label_mask(batch)
         kept_BAS = real_BAS & ~distance_BAS.isposinf()  # nan is kept and shows in the loss
         value, count = self.mean(distance_BAS, kept_BAS)
-        metrics = {"infeasible_share": share_left_out(kept_BAS, real_BAS)} if frames_restrict else {}
+        restricted = tokens_absent_from_frames(emissions) is not None
+        metrics = {"infeasible_share": share_left_out(kept_BAS, real_BAS)} if restricted else {}
         return Loss(value, {"loss": value.detach(), **metrics}, count)
 
 
-def base_states_at_labels(batch: Batch) -> Tensor:
-    """Return hidden states_BASD from which the base predicts the labels, of all layers; arbitrary ones in free slots.
+class DistillWithLabels(Distill):
+    """weights["cross_entropy"] * CrossEntropy + weights["distill"] * Distill, from the same logits."""
 
-    anchor a, root at a + 1, labels at a + 2, a + 3, ...   ->   states a + 1, a + 2, ...
-    """
-    # Without gradient: the teacher must not change, even where an adapter trains the base.
-    return before_labels(batch.states_BLD.detach(), batch)
+    several_counts = True  # a draft vocabulary may leave other labels out of one than of the other
 
+    def __init__(
+        self, labels: int, decay: float, distance: Distance, weights: Mapping[str, float], least: float = 0.0
+    ) -> None:
+        super().__init__(labels, decay, distance, least)
+        self.cross_entropy = CrossEntropy(labels, decay, least)
+        if set(weights) != {"cross_entropy", "distill"}:
+            raise InputError(f"objective.weights must be those of cross_entropy and distill, got {dict(weights)}")
+        for name, weight in weights.items():
+            check_float(weight, f"objective.weights.{name}", above=0)
+        self.weights = dict(weights)
 
-def before_labels(x_BLD: Tensor, batch: Batch) -> Tensor:
-    """Return the entries_BASD at the positions before the labels."""
-    steps = batch.labels_BAS.shape[-1] + 1
-    return gather_following(x_BLD, batch.anchors_BA, batch.position_ids_BL, steps)[:, :, 1:]
+    def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
+        distance_BAS, log_probs_BAS = self.values(emissions, batch).unbind(-1)
+        losses = {
+            "cross_entropy": self.cross_entropy.of_log_probs(log_probs_BAS, batch),
+            "distill": self.distance_loss(distance_BAS, emissions, batch),
+        }
+        value = torch.stack([self.weights[name] * loss.value for name, loss in losses.items()]).sum()
+        metrics = {f"{name}/{key}": number for name, loss in losses.items() for key, number in loss.metrics.items()}
+        return Loss(value, {"loss": value.detach(), **metrics}, losses["cross_entropy"].count)
+
+    def frame_terms(self, teacher: Teacher, log_probs_XSV: Tensor, labels_XS: Tensor, row_XS: Tensor) -> Tensor:
+        """Return the distances and the labels' own log-probabilities, [X, S, 2]."""
+        distance_XS = super().frame_terms(teacher, log_probs_XSV, labels_XS, row_XS)
+        return torch.stack([distance_XS, gather_label_log_probs(log_probs_XSV, labels_XS)], dim=-1)
 
 
 def kl(base_XSV: Tensor, frames_XSV: Tensor) -> Tensor:

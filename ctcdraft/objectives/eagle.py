@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,9 +14,10 @@ from torch import Tensor
 from ctcdraft.batch import Batch
 from ctcdraft.ctc.forward import log_likelihood
 from ctcdraft.errors import InputError, check_float, check_int
+from ctcdraft.nn.frame_values import frame_values
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.base import Loss, check_frames, counted_mean, masked_mean, share_left_out
-from ctcdraft.objectives.distillation import base_states_at_labels
+from ctcdraft.objectives.teacher import before_labels
 
 
 class Eagle:
@@ -35,7 +38,7 @@ class Eagle:
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, 1)
         width = emissions.head.words.weight.shape[1]  # of several layers the last one comes first
-        base_BA1D = base_states_at_labels(batch)[:, :, :1, :width]
+        base_BA1D = before_labels(batch.states_BLD.detach()[..., :width], batch)[:, :, :1]
         if emissions.states_BATD.shape[-1] != base_BA1D.shape[-1]:
             raise InputError(
                 f"the drafter's hidden states have width {emissions.states_BATD.shape[-1]} and the base's "
@@ -50,7 +53,9 @@ class Eagle:
         real_BA = batch.lengths_BA > 0
         predicted_BAD, base_BAD = emissions.states_BATD[:, :, 0].float(), base_BA1D[:, :, 0].float()
         regression_BA = F.smooth_l1_loss(predicted_BAD, base_BAD, reduction="none").mean(dim=-1)
-        cross_entropy_BA1 = emissions.map_label_frames(token_cross_entropy, batch.labels_BAS[..., :1], base_BA1D)
+        cross_entropy_BA1 = emissions.map_label_frames(
+            partial(frame_values, token_cross_entropy), batch.labels_BAS[..., :1], base_BA1D
+        )
         states, count = counted_mean(regression_BA, real_BA, real_BA)
         tokens = masked_mean(cross_entropy_BA1[..., 0], real_BA)
         value = self.hidden_states * states + self.tokens * tokens
@@ -94,7 +99,7 @@ class EagleCTC:
         without_blank_BA = whole_BA & (batch.labels_BAS[..., : self.label_count] != self.BLANK).all(dim=-1)
         # As many label slots as frames, because map_label_frames pairs them.
         labels_BAT = F.pad(batch.labels_BAS, (0, max(self.frames - self.labels, 0)), value=-1)[..., : self.frames]
-        loss_BA = emissions.map_label_frames(negative_log_likelihood, labels_BAT)
+        loss_BA = emissions.map_label_frames(partial(frame_values, negative_log_likelihood), labels_BAT)
         feasible_BA = without_blank_BA & ~loss_BA.isposinf()  # nan is kept and shows in the loss
         ctc = masked_mean(loss_BA, feasible_BA)
         value = loss.value + self.ctc * ctc

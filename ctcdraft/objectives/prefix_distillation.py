@@ -23,7 +23,8 @@ from ctcdraft.nn.linear_logsumexp import autocast_disabled
 from ctcdraft.nn.next_token import next_token_log_probs
 from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, label_mask
 from ctcdraft.objectives.ctc import ctc_window_likelihoods
-from ctcdraft.objectives.distillation import Distance, before_labels
+from ctcdraft.objectives.distillation import Distance
+from ctcdraft.objectives.teacher import base_states, distinct, label_positions
 
 SMALLEST = -30.0  # of log-probabilities: -inf, of a token that no frame is left for, would make KL infinite
 
@@ -70,18 +71,15 @@ def with_rest(log_probs_XW: Tensor) -> Tensor:
 @torch.no_grad()
 def base_top_tokens(head: Any, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
     """Return the base's most probable tokens_BASW at every label, and their log-probabilities."""
-    states_BLD = batch.states_BLD[..., : head.words.weight.shape[1]]  # of several layers the last one comes first
-    _, length, width = states_BLD.shape
-    # A position is before a label of several windows; where they overlap much, every position is computed once.
-    overlapping = length < batch.labels_BAS[0].numel()
-    states = states_BLD if overlapping else before_labels(states_BLD, batch)
+    states_ND = base_states(head, batch)
+    rows_Y, row_BAS = distinct(label_positions(batch), len(states_ND))
     count = min(count, head.blank)
-    chunks = states.reshape(-1, width).split(max(1, CHUNK_BYTES // (4 * 2 * head.blank)))
+    chunks = states_ND[rows_Y].split(max(1, CHUNK_BYTES // (4 * 2 * head.blank)))
     lm_head = getattr(head.words, "all", head.words)  # of a draft vocabulary: the base's own has all tokens
-    with autocast_disabled(states_BLD.device):  # as the base computes it in decoding
+    with autocast_disabled(states_ND.device):  # as the base computes it in decoding
         tops = [
             lm_head(chunk_YD.to(lm_head.weight.dtype)).float().log_softmax(dim=-1).topk(count, dim=-1)
             for chunk_YD in chunks
         ]
-    values, indices = (torch.cat(parts).unflatten(0, states.shape[:-1]) for parts in zip(*tops, strict=True))
-    return (before_labels(indices, batch), before_labels(values, batch)) if overlapping else (indices, values)
+    values_YW, indices_YW = (torch.cat(parts) for parts in zip(*tops, strict=True))
+    return indices_YW[row_BAS], values_YW[row_BAS]

@@ -183,6 +183,6 @@ class BatchDrafter:
                 text=text,
                 visible_BAL=(places_L <= batch.anchors_Q[:, None])[:, None],
             )
-        emissions = drafter.emissions(states_Q1TD, anchor_Q1D, roots_Q1)
+        emissions = drafter.emissions(states_Q1TD, anchor_Q1E, roots_Q1)
         start_QR = None if emissions.start_BAR is None else emissions.start_BAR[:, 0]
         return self.head.search(emissions.logits()[:, 0], depth, self.stops_S, drafter.correction, start_QR)

@@ -1,4 +1,4 @@
-"""Medusa, Hydra, EAGLE and EAGLE-3 against their reference implementations, whose weights and outputs are stored."""
+"""Medusa, Hydra, EAGLE, EAGLE-3 and ReDrafter against their reference implementations, whose outputs are stored."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ctcdraft.drafters.eagle import Eagle
 from ctcdraft.drafters.eagle3 import Eagle3
 from ctcdraft.drafters.hydra import Hydra
 from ctcdraft.drafters.parallel import ParallelDrafter
+from ctcdraft.drafters.redrafter import ReDrafter
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import StaticPerFrameTree
 from ctcdraft.drafters.trees.static import StaticTree
@@ -134,9 +135,17 @@ CASES |= {
         | layer_names(f"{PREFIX}.layers.0", "prefix", LAYER | {"input_layernorm": "attention_norm"})
         | {f"{PREFIX}.norm.weight": "prefix_norm.weight"},
     ),
+    "redrafter_wide": (
+        lambda base, frames, tree: ReDrafter(base, frames, 2, tree, own_head=True),
+        ("last",),
+        {"rnn_w.weight": "token.weight", "rnn_u.weight": "recurrent.weight", "rnn_u.bias": "recurrent.bias"}
+        | {f"lm_head.{n}.linear.{kind}": f"layers.{n}.{kind}" for n in (0, 1) for kind in ("weight", "bias")}
+        | {"lm_head.2.weight": "head.words.weight"},
+    ),
 }
 TREES = {"medusa": StaticPerFrameTree(CHOICES), "hydra": StaticTree(CHOICES), "hydra_plus": DynamicTree(1, 1)}
 TREES |= {"eagle": DynamicTree(4, 4), "eagle3": DynamicTree(4, 4), "eagle3_1": DynamicTree(1, 1)}
+TREES["redrafter_wide"] = DynamicTree(1, 1)
 # Rows whose tokens lie behind the text, or in Hydra's reference at its beginning.
 UNKNOWN = {"medusa": lambda step: 0, "hydra": lambda step: step + 1, "hydra_plus": lambda step: step + 1}
 

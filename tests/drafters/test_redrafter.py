@@ -1,4 +1,4 @@
-"""ReDrafter against Apple's code."""
+"""The narrow ReDrafter against Apple's code; the published width is in test_golden_sequential.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from golden_files import load_golden, load_mapped
-from tiny_models import tiny_tokenizer
+from tiny_models import random_base, tiny_tokenizer
 from truths_trees import texts
 
 from ctcdraft.decoding.loop import Context
@@ -14,7 +14,7 @@ from ctcdraft.drafters.redrafter import ReDrafter
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.models.base_model import BaseLM
 
-WEIGHTS = {  # Apple's names -> ours; their lm_head is trained, ours is the base's
+WEIGHTS = {  # Apple's names -> ours; their lm_head is trained, this one is the base's
     "input_proj.weight": "project.weight",
     "input_proj.bias": "project.bias",
     "rnn_w.weight": "token.weight",
@@ -22,6 +22,24 @@ WEIGHTS = {  # Apple's names -> ours; their lm_head is trained, ours is the base
     "rnn_u.bias": "recurrent.bias",
     **{f"lm_head.{n}.linear.{part}": f"layers.{n}.{part}" for n in (0, 1) for part in ("weight", "bias")},
 }
+
+
+@pytest.mark.parametrize("own_head", [True, False])
+def test_it_starts_at_random_only_with_an_lm_head_of_its_own(own_head):
+    """As torch draws linear layers, like Apple's; or so that the base's lm_head reads hidden states that it knows."""
+    base = random_base()
+    drafter = ReDrafter(base, 5, 2, DynamicTree(4, 4), own_head=own_head)
+    anchors = torch.randn(3, base.width)
+    states = drafter.step(anchors, torch.tensor([1, 2, 3]), torch.zeros_like(anchors))[0]
+    assert states.shape == (3, 2 * base.width if own_head else base.width)
+    weights = {name for name in drafter.trainable_state_dict() if name.startswith("head")}
+    assert weights == ({"head.words.weight"} if own_head else set())
+    if own_head:
+        bound = (2 * base.width) ** -0.5
+        for layer in (drafter.head.words, *drafter.layers):
+            assert 0.9 * bound < float(layer.weight.detach().abs().max()) <= bound
+    else:
+        assert float((states - anchors).detach().abs().max()) < 0.5
 
 
 @torch.inference_mode()

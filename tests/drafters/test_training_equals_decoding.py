@@ -162,11 +162,13 @@ CORRECTIONS = {
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("body", ["both ways", "dflash", "peagle"])
 @torch.inference_mode()
-def test_a_correction_starts_where_training_starts_it(correction):
+def test_a_correction_starts_where_training_starts_it(body, correction):
     """Its memory at the root is equal at every step; from there on both run the same code."""
     base = random_base()
-    drafter = block_drafter(base, paths=PerFrameTree(None), correction=CORRECTIONS[correction])
+    base = BaseLM(base.lm, base.tokenizer, base.name, aux_layers=["last", 1, 0])
+    drafter = block_drafter(base, body, paths=PerFrameTree(None), correction=CORRECTIONS[correction])
     response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(response)])
     recorder = RecordingDrafter(drafter, text)

@@ -1,9 +1,10 @@
-"""Golden tensors of EAGLE, Medusa and Hydra, by their reference implementations with small random weights.
+"""Golden tensors of EAGLE, Medusa, Hydra and ReDrafter, by their reference implementations with small random weights.
 
 python tests/golden/make_sequential.py eagle eagle3 --eagle FOLDER    # a checkout of SafeAILab/EAGLE
 python tests/golden/make_sequential.py eagle3_1                       # speculators 0.9.0
 python tests/golden/make_sequential.py medusa --medusa FOLDER         # FasterDecoding/Medusa
 python tests/golden/make_sequential.py hydra hydra_plus --hydra FOLDER   # zankner/Hydra
+python tests/golden/make_sequential.py redrafter_wide --redrafter FOLDER   # apple/ml-recurrent-drafter
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -182,6 +183,33 @@ def hydra_plus(folder: Path) -> dict[str, Tensor]:
     return {**weights(head), **given, "logits": torch.cat(logits), "draft": torch.stack(draft)}
 
 
+def redrafter_wide(folder: Path) -> dict[str, Tensor]:
+    for name in ("recurrent_drafting", "recurrent_drafting.train"):  # without their imports of all modules
+        package: Any = ModuleType(name)
+        package.__path__ = [str(folder / name.replace(".", "/"))]
+        sys.modules[name] = package
+    from recurrent_drafting.configuration_drafter import DrafterConfig
+    from recurrent_drafting.modeling_drafter import BeamShape, Drafter
+    from recurrent_drafting.train.model import ReDrafter
+
+    config = DrafterConfig(VOCABULARY, hidden_size=WIDTH, exit_dim=2 * WIDTH, num_draft_layers=2, rnn=True)
+    model, given = Drafter(config).eval(), inputs(1)
+    draw(model)
+    embedding = torch.nn.Embedding.from_pretrained(given["embedding"])
+    rows = torch.nn.functional.pad(given["layers"], (0, 0, 0, 1))  # the root's hidden state is not known yet
+
+    class Base(torch.nn.Module):
+        embed_tokens = embedding
+
+        def forward(self, **unused: Any) -> tuple[Tensor]:
+            return (rows,)
+
+    trained = ReDrafter(SimpleNamespace(model=Base()), model)  # type: ignore[arg-type]
+    logits = trained(given["tokens"], next_n=FRAMES)[:, 0, :TEXT]
+    beams, _ = model.beam_search_candidates(rows[:, -2], given["tokens"][:, -1], embedding, BeamShape(1, 1 + FRAMES))
+    return {**weights(model), **given, "logits": logits, "draft": beams[0, 0, 1:]}
+
+
 # Per method: source, version or commit, what was run. All are under Apache-2.0.
 AT_EAGLE = ("github.com/SafeAILab/EAGLE", "cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b")
 AT_HYDRA = ("github.com/zankner/Hydra", "3f39fbd2c22552e788b62dfd29a12b07ad63abfe")
@@ -194,6 +222,10 @@ SOURCES = {
     ),
     "hydra": (*AT_HYDRA, "HydraMLP.forward and proposal"),
     "hydra_plus": (*AT_HYDRA, "HydraPrefixMLP.forward"),
+    "redrafter_wide": (
+        "github.com/apple/ml-recurrent-drafter", "bd8586bb9bbfa761644c36f932a0cd1eb3f1cdf9",
+        "ReDrafter.forward of train/model.py and Drafter.beam_search_candidates, exit_dim=2*hidden_size and rnn=True",
+    ),
     "eagle3_1": ("speculators", "0.9.0", "the training forward of Eagle3DraftModel with fc_norm and norm_output"),
 }  # fmt: skip
 
@@ -202,7 +234,7 @@ SOURCES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="+", choices=sorted(SOURCES))
-    for name in ("eagle", "medusa", "hydra"):
+    for name in ("eagle", "medusa", "hydra", "redrafter"):
         parser.add_argument(f"--{name}", type=Path, default=Path())
     arguments = parser.parse_args()
     for name in arguments.methods:

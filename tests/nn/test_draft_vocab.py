@@ -15,6 +15,7 @@ from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.eagle3 import Eagle3
 from ctcdraft.drafters.parallel import ParallelDrafter
+from ctcdraft.drafters.redrafter import ReDrafter
 from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import PerFrameTree
@@ -37,6 +38,7 @@ OBJECTIVES = {
     "cross_entropy": CrossEntropy(3, 0.8),
     "kl": Distill(3, 0.8, kl),
     "eagle3": Distill(3, 0.8, kl),  # with an lm_head of its own
+    "redrafter": CrossEntropy(3, 1.0),  # with a wider one
 }
 
 
@@ -104,6 +106,18 @@ def test_more_tokens_than_the_base_has_are_refused():
         DraftVocabHead(nn.Linear(WIDTH, VOCABULARY), 12)
 
 
+def test_rows_for_wider_hidden_states_begin_at_random_and_stay():
+    lm_head = nn.Linear(WIDTH, VOCABULARY).requires_grad_(False)
+    one = DraftVocabHead(lm_head, 4, trained=True, width=2 * WIDTH)
+    assert one.weight.shape == (4, 2 * WIDTH)
+    assert one.weight.requires_grad
+    assert one.bias is None
+    before = one.weight.detach().clone()
+    one.set_tokens(torch.tensor(SELECTED))
+    assert torch.equal(one.weight, before)
+    assert one(torch.randn(3, 2 * WIDTH)).isfinite().all(dim=0).nonzero().flatten().tolist() == SELECTED
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_it_trains_decodes_and_reloads(tmp_path, name):
     """Half of the labels are outside it, which is counted and gives no gradient; the output stays the base's."""
@@ -114,6 +128,9 @@ def test_it_trains_decodes_and_reloads(tmp_path, name):
         if name == "eagle3":
             torch.manual_seed(0)
             return Eagle3(base, 3, DynamicTree(3, 4), 20, True, False, False, True)
+        if name == "redrafter":
+            torch.manual_seed(0)
+            return ReDrafter(base, 3, 2, DynamicTree(3, 4), 20, own_head=True)
         body = partial(AttentionBody, root_input=True, causal=False)
         paths = PrefixSearch(16) if aligned else PerFrameTree(None)
         correction = partial(GRUCorrection, rank=8) if name == "prefix" else None

@@ -12,7 +12,8 @@ from torch import nn
 from ctcdraft.batch import Batch
 from ctcdraft.nn.draft_vocab import DraftVocabHead
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
-from ctcdraft.objectives.distillation import Distill, base_states_at_labels, kl, total_variation
+from ctcdraft.objectives.distillation import Distill, kl, total_variation
+from ctcdraft.objectives.teacher import before_labels, label_positions
 
 
 @pytest.mark.parametrize("distance", ["kl", "tv"])
@@ -44,7 +45,10 @@ def test_the_base_predicts_a_label_from_the_hidden_state_before_it():
     places_BL = torch.arange(9)[None]
     windows = Batch(unused, states_BLD, torch.tensor([[2]]), unused, labels_BAS, torch.tensor([[3]]), places_BL)
     # Anchor 2, root 3, labels 4 5 6: predicted from 3 4 5.
-    assert base_states_at_labels(windows).flatten().tolist() == [3, 4, 5]
+    assert before_labels(states_BLD, windows).flatten().tolist() == [3, 4, 5]
+    assert label_positions(windows).flatten().tolist() == [3, 4, 5]
+    labels_BAS[0, 0, 1:] = -1
+    assert label_positions(windows).flatten().tolist() == [3, 3, 3]
 
 
 @torch.no_grad()
@@ -57,7 +61,7 @@ def test_distillation_compares_the_tokens_that_two_heads_share(rows):
     one.labels_BAS.clamp_(max=common - 1)
     states = torch.randn(2, 5, 4, WIDTH)
     loss = Distill(3, 1.0, kl)(TokenEmissions(states, base_head, own=own_head), one)
-    before = base_states_at_labels(one)
+    before = before_labels(one.states_BLD, one)
     wanted = kl(
         base_head(before)[..., :common].log_softmax(-1), own_head(states[:, :, :3])[..., :common].log_softmax(-1)
     )

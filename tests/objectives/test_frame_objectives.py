@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.errors import InputError
 from ctcdraft.nn import chunks
 from ctcdraft.nn.draft_vocab import DraftVocabHead
+from ctcdraft.nn.frame_values import frame_values
 from ctcdraft.nn.heads import BlankHead, Emissions, gather_label_log_probs
 from ctcdraft.nn.logit_correction import MarkovCorrection
 from ctcdraft.objectives.base import WeightedSum
@@ -141,7 +143,8 @@ def test_rows_are_padded_with_windows_of_no_cost():
     outputs, windows = emissions(), batch()
     seen = []
     log_probs_BAS = outputs.map_label_frames(
-        lambda log_probs_XSV, labels_XS: (seen.append(len(labels_XS)), log_probs_XSV[..., 0])[1], windows.labels_BAS
+        lambda logits_XSV, labels_XS: (seen.append(len(labels_XS)), logits_XSV.log_softmax(-1)[..., 0])[1],
+        windows.labels_BAS,
     )
     real_BA = windows.lengths_BA > 0
     assert seen == [int(real_BA.sum())]
@@ -205,9 +208,8 @@ def test_cross_entropy_without_all_logits_is_the_same(bias, corrected, some):
         learned.append(nn.init.normal_(correction.out.weight))
         start_BAR = correction.start(torch.zeros(2, 5, WIDTH), torch.zeros(2, 5, dtype=torch.long))
         outputs = Emissions(outputs.states_BATD, outputs.head, correction, start_BAR)
-    real_BA1 = (windows.lengths_BA > 0)[..., None]  # map_label_frames leaves the other windows out
-    short = outputs.label_log_probs(windows.labels_BAS).where(real_BA1, 0)
-    whole = outputs.map_label_frames(gather_label_log_probs, windows.labels_BAS)
+    short = outputs.label_log_probs(windows.labels_BAS)
+    whole = outputs.map_label_frames(partial(frame_values, gather_label_log_probs), windows.labels_BAS)
     can_BAS = ~whole.isneginf()
     assert bool(can_BAS.all()) is not some
     weights = torch.randn(short.shape)
