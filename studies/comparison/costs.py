@@ -98,11 +98,11 @@ def storage_of(tensor: Tensor) -> int:
 
 def extent(tensor: Tensor) -> tuple[int, int]:
     """Return the first element of the storage that a tensor covers, and the one behind its last."""
-    begin = tensor.storage_offset()
+    begin = int(tensor.storage_offset())
     if not tensor.numel():
         return begin, begin
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return begin, begin + 1 + sum((size - 1) * stride for size, stride in steps)
+    return begin, begin + 1 + sum(int((size - 1) * stride) for size, stride in steps)
 
 
 def count_missing(config: Comparison, store: ResultStore, wait: bool = False) -> None:

@@ -94,9 +94,9 @@ def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
     best: dict[str, Training] = {}
     for name, own in config.entrants.items():
         pace = Training(config.first_base, PACE, name, seed, config.pace, config.learning_rates[0], own)
-        trials, chosen = try_rates(config, paced(pace, TRIAL, config.minutes, rows), rows)
-        # Timed again, alone: how much a trial took depends on what else ran.
-        timing = replace(pace, role=TIMING, rate=chosen.rate, settled=chosen.settled)
+        trials, fastest = try_rates(config, paced(pace, TRIAL, config.minutes, rows), rows)
+        # Timed again with the rate that learns fastest, alone: how much a trial took depends on what else ran.
+        timing = replace(pace, role=TIMING, rate=fastest.rate, settled=fastest.settled)
         best[name] = paced(timing, TRIAL, config.minutes, rows)
         yield from (pace, *trials, timing)
     longest: dict[str, Training] = {}
