@@ -30,16 +30,18 @@ def all_jobs(config: Comparison, rows: Rows) -> list[Training | Evaluation]:
     return sorted(jobs, key=lambda job: turn(config, job))
 
 
-def turn(config: Comparison, job: Training | Evaluation) -> int:
-    """Return a number by which jobs are sorted: a study that is stopped early has all heads and cells, at one seed.
+def turn(config: Comparison, job: Training | Evaluation) -> tuple[int, bool]:
+    """Return by what jobs are sorted: a study that is stopped early has all heads and cells, at one seed.
 
-    The evaluations of heads follow their trainings.
+    The evaluations of heads follow their trainings. Of these the ones that run alone are first, so that others need
+    not end for each of them.
     """
     budget, *budgets = map(role_of, config.ladder.budgets)
     roles = [TRIAL, budget, CROSSED, *budgets]
     role = {PACE: TRIAL, TIMING: budget, CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
     stage = roles.index(role) if job.seed == config.seeds[0] else len(roles)
-    return 2 * (stage if job.base == config.first_base else len(roles) + 1) + isinstance(job, Evaluation)
+    stage = 2 * (stage if job.base == config.first_base else len(roles) + 1) + isinstance(job, Evaluation)
+    return stage, isinstance(job, Evaluation) or not job.is_timed
 
 
 def main_role(config: Comparison, base: str) -> str:
