@@ -66,7 +66,8 @@ def measure_with_gradients(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the values_X of a block and their gradients_XSV: one, or K of values_XSK."""
     # Hooks that keep everything as it is: those of a checkpoint would compute this block again for its own gradient.
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+    # Detached, or an output that its own operation saves would keep itself in memory forever.
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept):
         logits_XSV = logits_XSV.detach().requires_grad_()
         values_X = measure(logits_XSV.log_softmax(dim=-1), *columns_X)
         several = values_X.unbind(-1) if values_X.ndim == logits_XSV.ndim else (values_X,)

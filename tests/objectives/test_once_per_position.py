@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 
 import pytest
@@ -150,3 +151,23 @@ def test_a_chunk_is_computed_once_in_the_forward_pass_and_once_in_the_backward_p
     assert of_forward == 2 * -(-int((windows.lengths_BA > 0).sum()) // 3)  # frames and teacher of every chunk
     torch.autograd.grad(value, learned)
     assert len(calls) == 2 * of_forward
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_no_block_stays_in_memory(several, monkeypatch):
+    monkeypatch.setitem(frame_values.BLOCKS, "cpu", 22)  # two of four windows, of one frame and 11 tokens
+
+    def measure(log_probs_XSV, labels_XS):
+        values_XS = log_probs_XSV.gather(-1, labels_XS[..., None])[..., 0]
+        return torch.stack([values_XS, log_probs_XSV.exp().square().sum(dim=-1)], dim=-1) if several else values_XS
+
+    def blocks():
+        gc.collect()
+        return sum(issubclass(type(one), torch.Tensor) and one.shape[-1:] == (11,) for one in gc.get_objects())
+
+    before = blocks()
+    logits_XSV = torch.randn(4, 1, 11, requires_grad=True)
+    frame_values.frame_values(measure, logits_XSV, torch.zeros(4, 1, dtype=torch.long)).sum().backward()
+    assert logits_XSV.grad is not None
+    del logits_XSV
+    assert blocks() == before
