@@ -33,8 +33,8 @@ def all_jobs(config: Comparison, rows: Rows) -> list[Training | Evaluation]:
 def turn(config: Comparison, job: Training | Evaluation) -> tuple[int, bool]:
     """Return by what jobs are sorted: a study that is stopped early has all heads and cells, at one seed.
 
-    The evaluations of heads follow their trainings. Of these the ones that run alone are first, so that others need
-    not end for each of them.
+    Within a stage, trainings that run alone come before the other trainings, which would wait for each of them, and
+    evaluations come last.
     """
     budget, *budgets = map(role_of, config.ladder.budgets)
     roles = [TRIAL, budget, CROSSED, *budgets]

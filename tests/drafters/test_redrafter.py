@@ -26,7 +26,7 @@ WEIGHTS = {  # Apple's names -> ours; their lm_head is trained, this one is the 
 
 @pytest.mark.parametrize("own_head", [True, False])
 def test_it_starts_at_random_only_with_an_lm_head_of_its_own(own_head):
-    """As torch draws linear layers, like Apple's; or so that the base's lm_head reads hidden states that it knows."""
+    """As torch draws linear layers, like Apple's; or so that the base's lm_head reads nearly the base's own states."""
     base = random_base()
     drafter = ReDrafter(base, 5, 2, DynamicTree(4, 4), own_head=own_head)
     anchors = torch.randn(3, base.width)

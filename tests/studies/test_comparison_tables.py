@@ -5,9 +5,9 @@ import json
 
 import pandas as pd
 import pytest
+from comparison_parts import report, sums, training
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.bootstrap import QuestionSums
 from ctcdraft.hardware import HardwareSpec
 from studies.comparison.figures import front
 from studies.comparison.page import publish, write_page
@@ -15,17 +15,11 @@ from studies.comparison.statistics import QUESTIONS, SEEDS, Measured, difference
 from studies.comparison.store import ResultStore
 from studies.comparison.tables import predicted_costs, rebuild
 
-PASSES = [10, 20, 10]
 TREES = {
     "chain": {"ce": "per_frame_chain", "ctc": "collapse_chain"},
     "frames": {"ce": "per_frame", "ctc": "collapse"},
     "prefix": {"ctc": "prefix_search"},
 }
-
-
-def sums(tau, seconds=None):
-    timed = ([tau * each for each in PASSES], [seconds or 0.0] * 3) if seconds else ((), ())
-    return QuestionSums([tau * each for each in PASSES], PASSES, *timed)
 
 
 def test_t_intervals_by_hand():
@@ -65,33 +59,6 @@ def test_predicted_costs_are_the_slower_of_bytes_and_operations():
     assert predicted_costs(cost, 64, plan) == (0.2, 3.2)
     with pytest.raises(InputError, match=r"counted\.plan needs flops and bandwidth"):
         predicted_costs(cost, 16, HardwareSpec.of({}))
-
-
-def training(head, method, role, seed=0, steps=100, tau=2.0, levels=None, rate=0.004):
-    factors = dict.fromkeys(("body", "objective", "correction")) | (levels or {})
-    values = {"learning_rate": rate, "frames": 6, "parameters": 1000, "seconds": 36.0 * steps, "loss": 1.0}
-    return {"job": f"tiny/{head}", "base": "tiny", "role": role, "method": method, "seed": seed, "steps": steps,
-            "tau": tau, **values, **factors, "commit": "abc1234"}  # fmt: skip
-
-
-def report(store, name, taus, wrong=(), unlike=(), timed=False, size=16):
-    """Write an evaluation of these heads; `wrong` ones are not lossless, `unlike` ones decode another tau."""
-    rows, counts = [], {}
-    for drafter, tau in {"autoregressive": 1.0, **taus}.items():
-        nodes = 1 if drafter == "autoregressive" and not timed else size
-        speed = {"speedup": tau / 1.5, "speedup_ci": [tau / 2, tau], "c": 0.1 * tau, "v": 1.0, "o": 0.1}
-        none = {"speedup": None, "speedup_ci": None, "c": None, "v": None, "o": None}
-        rows.append({
-            "drafter": drafter, "benchmark": "gsm8k", "nodes": nodes, "mean_nodes": 9.0, "prompts": 3, "tau": tau,
-            "tau_ci": [tau - 0.1, tau + 0.1], "tokens_per_second": None, **(speed if timed else none),
-            "lossless": {"prompts": 3, "equal": 2 if drafter in wrong else 3, "owed": {"wrong": drafter in wrong}},
-            **({} if timed else {"replay": {"answers": 3, "alike": 2 if drafter in unlike else 3}}),
-        })  # fmt: skip
-        plain = vars(sums(tau, seconds=2.0 / tau if timed else None))
-        counts[drafter] = {nodes: {key: [*column] for key, column in plain.items() if column}}
-    environment = {"git": {"commit": "f" * 40}, "command": "python evaluate.py out=/tmp/some/where/x"}
-    kind = name.split("-")[1]
-    store.append_evaluation(f"tiny/{name}", kind=kind, report={"rows": rows, "environment": environment}, counts=counts)
 
 
 @pytest.fixture
