@@ -29,6 +29,7 @@ TITLES = {
     "doublings": "tau gained by twice the budget, 16 nodes, first seed (intervals over questions)",
     "crossed": "Body, loss, correction and tree: tau at 16 nodes, first seed",
     "crossed_effects": "Effect of each factor, all pairs that differ in it alone (intervals over questions)",
+    "crossed_trees": "Effect of each tree, all cells that have both (intervals over questions)",
     "crossed_decided": "Pairs of cells with several seeds (t intervals over seeds)",
 }
 

@@ -36,9 +36,8 @@ def turn(config: Comparison, job: Training | Evaluation) -> tuple[int, bool]:
     Within a stage, trainings that run alone come before the other trainings, which would wait for each of them, and
     evaluations come last.
     """
-    budget, *budgets = map(role_of, config.ladder.budgets)
-    roles = [TRIAL, budget, CROSSED, *budgets]
-    role = {PACE: TRIAL, TIMING: budget, CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
+    roles = [TRIAL, *map(role_of, config.ladder.budgets), CROSSED]
+    role = {PACE: TRIAL, TIMING: roles[1], CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
     stage = roles.index(role) if job.seed == config.seeds[0] else len(roles)
     stage = 2 * (stage if job.base == config.first_base else len(roles) + 1) + isinstance(job, Evaluation)
     return stage, isinstance(job, Evaluation) or not job.is_timed
