@@ -9,7 +9,7 @@ from studies.comparison.jobs import Row
 
 
 def figures(heads: Sequence[Row], rows: Sequence[Row]) -> dict[str, str]:
-    """Return SVG by file name: of each base its measured front, then the counted one and budgets of the first base."""
+    """Return SVG by file name: the measured front of each base, then the counted one and budgets of the first base."""
     drawn: dict[str, str] = {}
     bases = list(dict.fromkeys(row["base"] for row in rows))
     for base in bases:
@@ -19,11 +19,12 @@ def figures(heads: Sequence[Row], rows: Sequence[Row]) -> dict[str, str]:
         of = f"{base}, {once[0]['benchmark']}" if once else base
         title = f"tau by measured draft cost, {of}, trees of fixed size"
         drawn |= front_figure(f"front-{base}.svg", title, "c, in steps of the base", timed)
+        if base != bases[0]:
+            continue
         counted = {row["method"]: (row["c_counted"], row["tau"]) for row in first if row.get("predicted")}
         title = f"tau by draft cost counted at the 7B shape, {of}, same size"
         drawn |= front_figure(f"front-counted-{base}.svg", title, "c from bytes and operations", counted)
-    if bases:
-        drawn |= budget_figure(bases[0], [row for row in rows if row["base"] == bases[0]])
+        drawn |= budget_figure(base, [row for row in rows if row["base"] == base])
     return drawn
 
 

@@ -18,10 +18,11 @@ from studies.comparison.tables import rebuild
 
 TITLES = {
     "main": "All heads: training, tau, draft cost, speed-up",
+    "main_timed": "The same of heads that were timed, without further trees",
     "heads": "Speed-up, timed, with adaptive trees (intervals over questions)",
     "heads_fixed": "Timed, with trees of 16 nodes",
     "heads_tau": "tau at 16 nodes by budget, first seed (intervals over questions)",
-    "heads_seeds": "tau of every seed",
+    "main_seeds": "tau of every seed at 16 nodes",
     "heads_training": "Training",
     "heads_cost": "Counted cost of a draft",
     "claims": "Differences in tau at 16 nodes",
