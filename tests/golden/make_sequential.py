@@ -2,8 +2,7 @@
 
 python tests/golden/make_sequential.py eagle eagle3 --eagle FOLDER    # a checkout of SafeAILab/EAGLE
 python tests/golden/make_sequential.py eagle3_1                       # speculators 0.9.0
-python tests/golden/make_sequential.py medusa --medusa FOLDER         # FasterDecoding/Medusa
-python tests/golden/make_sequential.py hydra hydra_plus --hydra FOLDER   # zankner/Hydra
+python tests/golden/make_sequential.py medusa hydra hydra_plus --medusa A --hydra B  # FasterDecoding, zankner
 python tests/golden/make_sequential.py redrafter_wide --redrafter FOLDER   # apple/ml-recurrent-drafter
 """
 
