@@ -30,17 +30,18 @@ def all_jobs(config: Comparison, rows: Rows) -> list[Training | Evaluation]:
     return sorted(jobs, key=lambda job: turn(config, job))
 
 
-def turn(config: Comparison, job: Training | Evaluation) -> tuple[int, bool]:
+def turn(config: Comparison, job: Training | Evaluation) -> tuple[int, int]:
     """Return by what jobs are sorted: a study that is stopped early has all heads and cells, at one seed.
 
-    Within a stage, trainings that run alone come before the other trainings, which would wait for each of them, and
-    evaluations come last.
+    The longest budget comes first: its heads are timed. Within a stage, an evaluation runs as soon as its heads are
+    trained, so that few heads are lost with `out`; trainings that run alone come before the other trainings, which
+    would wait for each of them.
     """
-    roles = [TRIAL, *map(role_of, config.ladder.budgets), CROSSED]
+    roles = [TRIAL, *map(role_of, sorted(config.ladder.budgets, reverse=True)), CROSSED]
     role = {PACE: TRIAL, TIMING: roles[1], CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
     stage = roles.index(role) if job.seed == config.seeds[0] else len(roles)
-    stage = 2 * (stage if job.base == config.first_base else len(roles) + 1) + isinstance(job, Evaluation)
-    return stage, isinstance(job, Evaluation) or not job.is_timed
+    stage = stage if job.base == config.first_base else len(roles) + 1
+    return stage, 0 if isinstance(job, Evaluation) else 1 if job.is_timed else 2
 
 
 def main_role(config: Comparison, base: str) -> str:
