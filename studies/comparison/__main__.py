@@ -34,11 +34,11 @@ def main(overrides: list[str]) -> None:
         return print(describe_plan(config, store))
     refuse_changed(config, store)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and the running job with it
-    began, failed = monotonic(), set[str]()
-    while (name := run_next(config, store, failed, seconds_left(config, began))) is not None:
+    end, failed = monotonic() + 3600 * (inf if config.hours is None else config.hours), set[str]()
+    while (name := run_next(config, store, failed, end)) is not None:
         print(f"{'failed' if name in failed else 'finished'} {name}", flush=True)
         costs.count_missing(config, store)  # now, while the head is there
-        if not seconds_left(config, began):
+        if monotonic() >= end:
             print(f"{config.hours:g} hours have passed; the same command goes on")
             break
     else:
@@ -48,15 +48,11 @@ def main(overrides: list[str]) -> None:
         raise InputError(f"{len(failed)} jobs failed: {', '.join(sorted(failed))}; the same command tries them again")
 
 
-def seconds_left(config: Comparison, began: float) -> float:
-    return inf if config.hours is None else max(0.0, 3600 * config.hours - (monotonic() - began))
-
-
-def run_next(config: Comparison, store: ResultStore, failed: set[str], left: float = inf) -> str | None:
+def run_next(config: Comparison, store: ResultStore, failed: set[str], end: float = inf) -> str | None:
     """Run the first missing job that can run and that no other process runs; None where there is none.
 
-    One that fails is added to `failed`, whose jobs are not run. Jobs estimated to take longer than `left` seconds are
-    not begun, and a timed loop only where no other process runs a job: these then wait until it ends.
+    One that fails is added to `failed`, whose jobs are not run. Jobs estimated to last beyond `end`, on the clock of
+    monotonic(), are not begun. What is timed waits until no other process runs a job, and these wait until it ends.
     """
     rows, measured = store.rows(), store.measured()
     jobs = all_jobs(config, rows)
@@ -65,16 +61,14 @@ def run_next(config: Comparison, store: ResultStore, failed: set[str], left: flo
         needs = measure.needed_heads(job) if isinstance(job, Evaluation) else set()
         if job.name in done | failed or not job.settled or not needs <= done:
             continue
-        least = UNKNOWN if isinstance(job, Evaluation) else 0.0
-        if (measure.estimate(job, measured) or least) > left:
+        takes = measure.estimate(job, measured) or (UNKNOWN if isinstance(job, Evaluation) else 0.0)
+        if monotonic() + takes > end:
             continue
         with ExitStack() as locks:
-            # Loops wait for the end of all other jobs, trainings whose time sets the steps of others for those running.
-            wait = isinstance(job, Training) or not job.is_timed
-            held = locks.enter_context(store.lock("machine", wait=wait, shared=not job.is_timed))
-            held = held and locks.enter_context(store.lock(job.name))
-            # Another process may have finished it since the rows were read.
-            if not held or job.name in measure.finished_jobs(store, jobs, store.rows()):
+            locks.enter_context(store.lock("machine", wait=True, shared=not job.is_timed))
+            held = locks.enter_context(store.lock(job.name))
+            # Another process may have finished it since the rows were read, and the wait may have been long.
+            if not held or monotonic() + takes > end or job.name in measure.finished_jobs(store, jobs, store.rows()):
                 continue
             try:
                 if isinstance(job, Training):

@@ -4,6 +4,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from contextlib import ExitStack
+from time import monotonic, sleep
 
 import pytest
 from test_comparison_jobs import SMALL, paced
@@ -51,8 +52,8 @@ def test_heads_at_one_seed_come_before_seeds_and_bases(world):
     arguments, ran, _ = world
     command.main(arguments)
     steps = [name.rpartition("/")[2] for name in ran]
-    order = ("ctc.pace.s0", "ctc.1x-0.002.s0", "ctc.timing.s0", "ctc.2x.s0", "tiny-replay-2x.s0",
-             "ctc.4x.s0", "tiny-replay-4x.s0", "tiny-adaptive-4x.s0", "ctc.2x.s1", "tiny-replay-2x.s1")  # fmt: skip
+    order = ("ctc.pace.s0", "ctc.1x-0.002.s0", "ctc.timing.s0", "ctc.4x.s0", "tiny-replay-4x.s0",
+             "tiny-adaptive-4x.s0", "ctc.2x.s0", "tiny-replay-2x.s0", "ctc.2x.s1", "tiny-replay-2x.s1")  # fmt: skip
     assert sorted(order, key=steps.index) == [*order]
     assert ran.index("tiny/tiny-replay-2x.s1") < ran.index("second/ctc.2x.s0")
     assert len(ran) == len({*ran}) == len(all_jobs(load_config(arguments), ResultStore(*places(arguments)).rows()))
@@ -97,35 +98,41 @@ def test_no_job_begins_that_is_estimated_to_take_longer_than_what_is_left(world)
     config, store = load_config(arguments), ResultStore(*places(arguments))
     for row in paced(config).values():
         store.append_row(row)
-    assert command.run_next(config, store, set(), left=59.0) is None
-    assert command.run_next(config, store, set(), left=61.0) == "tiny/ctc.1x-0.002.s0"
+    assert command.run_next(config, store, set(), end=monotonic() + 59.0) is None
+    with ThreadPoolExecutor() as threads, store.lock("machine"):
+        waiting = threads.submit(command.run_next, config, store, set(), monotonic() + 60.3)
+        sleep(0.5)
+    assert waiting.result(timeout=30) is None, "too little time is left after the wait"
+    assert command.run_next(config, store, set(), end=monotonic() + 61.0) == "tiny/ctc.1x-0.002.s0"
 
 
-def test_a_timed_loop_runs_alone(world):
+def test_what_is_timed_waits_until_it_is_alone(world):
     arguments, ran, _ = world
+    config, store = load_config(arguments), ResultStore(*places(arguments))
+
+    def waits_for_others():
+        ran.clear()
+        with ThreadPoolExecutor() as threads, ExitStack() as other:
+            other.enter_context(store.lock("machine", shared=True))
+            waiting = threads.submit(command.run_next, config, store, set())
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.3)
+            assert ran == []
+            other.close()
+            return waiting.result(timeout=30)
+
+    assert waits_for_others() == "tiny/ctc.pace.s0"
     command.main([*arguments, "measure.loops.adaptive=null", "measure.loops.fixed=null"])
+    assert waits_for_others() == "tiny/tiny-adaptive-4x.s0"
+
+
+def test_other_jobs_share_the_machine(world):
+    arguments, _, _ = world
     config, store = load_config(arguments), ResultStore(*places(arguments))
-    lines = store.trainings.read_text().splitlines(keepends=True)
-    store.trainings.write_text("".join(line for line in lines if not line.startswith("tiny/ctc.2x.s1")))
-    ran.clear()
+    for row in paced(config).values():
+        store.append_row(row)
     with store.lock("machine", shared=True):
-        command.main(arguments)
-    assert "tiny/ctc.2x.s1" in store.rows(), "other jobs share the machine"
-    assert ran == []
-    assert command.run_next(config, store, set()) == "tiny/tiny-adaptive-4x.s0"
-
-
-def test_a_training_that_is_timed_waits_until_it_is_alone(world):
-    arguments, ran, _ = world
-    config, store = load_config(arguments), ResultStore(*places(arguments))
-    with ThreadPoolExecutor() as threads, ExitStack() as other:
-        other.enter_context(store.lock("machine", shared=True))
-        waiting = threads.submit(command.run_next, config, store, set())
-        with pytest.raises(TimeoutError):
-            waiting.result(timeout=0.3)
-        assert ran == []
-        other.close()
-        assert waiting.result(timeout=30) == "tiny/ctc.pace.s0"
+        assert command.run_next(config, store, set()) == "tiny/ctc.1x-0.002.s0"
 
 
 def test_what_results_has_is_not_made_again_where_out_was_lost(world):
