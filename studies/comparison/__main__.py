@@ -2,7 +2,8 @@
 
 It trains and measures what is missing, one job after the other, and writes tables and figures. Killed at any moment, it
 goes on with the same command. A job that fails is left out until the next start, and the exit status is then 1.
-`plan=true` prints the jobs; `hours=1.5` ends when no missing job is estimated to fit in what is left of them.
+`plan=true` prints the jobs; `hours=1.5` ends when no missing job is estimated to fit in what is left of them;
+`publish=true` runs none and puts what is finished into the tables and figures in results/.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def main(overrides: list[str]) -> None:
     if config.plan:
         return print(describe_plan(config, store))
     refuse_changed(config, store)
+    if config.publish:
+        return publish(store, rules_of(config, store))
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and the running job with it
     end, failed = monotonic() + 3600 * (inf if config.hours is None else config.hours), set[str]()
     while (name := run_next(config, store, failed, end)) is not None:
@@ -43,7 +46,7 @@ def main(overrides: list[str]) -> None:
             break
     else:
         costs.count_missing(config, store, wait=True)
-        (publish if config.publish else write_page)(store, rules_of(config, store))
+        write_page(store, rules_of(config, store))
     if failed:
         raise InputError(f"{len(failed)} jobs failed: {', '.join(sorted(failed))}; the same command tries them again")
 

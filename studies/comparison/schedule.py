@@ -31,16 +31,17 @@ def all_jobs(config: Comparison, rows: Rows) -> list[Training | Evaluation]:
 
 
 def turn(config: Comparison, job: Training | Evaluation) -> tuple[int, int]:
-    """Return by what jobs are sorted: a study that is stopped early has all heads and cells, at one seed.
+    """Return by what jobs are sorted, so that a study that is stopped early has what matters most.
 
-    The longest budget comes first: its heads are timed. Within a stage, an evaluation runs as soon as its heads are
-    trained, so that few heads are lost with `out`; trainings that run alone come before the other trainings, which
-    would wait for each of them.
+    Rates, the longest budget, the crossed table, further seeds, further bases, shorter budgets, which only say whether
+    heads have converged. Within a stage, an evaluation runs as soon as its heads are trained, so that few heads are
+    lost with `out`; trainings that run alone come before the other trainings, which would wait for each of them.
     """
-    roles = [TRIAL, *map(role_of, sorted(config.ladder.budgets, reverse=True)), CROSSED]
-    role = {PACE: TRIAL, TIMING: roles[1], CROSSED_PACE: CROSSED, CROSSED_TRIAL: CROSSED}.get(job.role, job.role)
-    stage = roles.index(role) if job.seed == config.seeds[0] else len(roles)
-    stage = stage if job.base == config.first_base else len(roles) + 1
+    rates, longest, crossed, seeds, bases, shorter = range(6)
+    stages = {PACE: rates, TRIAL: rates, TIMING: longest, role_of(config.ladder.budgets[-1]): longest}
+    stages |= dict.fromkeys((CROSSED_PACE, CROSSED_TRIAL, CROSSED), crossed)
+    stage = stages.get(job.role, shorter) if job.seed == config.seeds[0] else seeds
+    stage = stage if job.base == config.first_base else bases
     return stage, 0 if isinstance(job, Evaluation) else 1 if job.is_timed else 2
 
 
