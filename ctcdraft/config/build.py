@@ -93,6 +93,8 @@ def load_corpus(config: DictConfig, base: Any, processes: Distributed) -> prepar
         if processes.is_main:
             print(f"the corpus in {folder} is used as it is; it was made with {', '.join(differing)}")
         return processes.main_process_first(read)
+    if config.plan_only:
+        processes.main_process_first(read)  # a plan repairs nothing
     # A complete corpus is only checked against these prompts and settings.
     settings = {"corpus": portable_config(config.corpus)}
     prepared.prepare(base, corpus, answers, folder, settings, planned=plan, processes=processes)

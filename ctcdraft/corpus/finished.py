@@ -1,12 +1,13 @@
 """Finished corpora: their shards, made from parts alone where an older version wrote them, and exported as parts.
 
-Shards are what is read; the parts stay beside them, to repair a damaged shard without answering again, and may be
-deleted. Both hold the same lines.
+Shards are what is read; the parts stay beside them and may be deleted. Both hold the same lines, so that either repairs
+the other without answering again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from ctcdraft.corpus.lines import Line
 from ctcdraft.corpus.part_files import Manifest, file_checksum, writer_lock
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
+from ctcdraft.io import write_text
 
 
 def complete_manifest_of(path: Path) -> Manifest:
@@ -57,11 +59,31 @@ def intact_parts(path: Path, parts: Mapping[str, str]) -> Iterator[list[Line]]:
         yield lines
 
 
+def restore_parts(path: Path, manifest: Manifest) -> None:
+    """Write the parts that are missing and whose lines are all in intact shards."""
+    shards = [name for name, one in manifest.get("arrow", {}).items() if part_files.have_checksums(path, {name: one})]
+    missing = {name: one for name, one in manifest.get("parts", {}).items() if not (path / name).exists()}
+    if shards and missing:
+        for number, lines in arrow_files.parts_of(arrow_files.open_shards(path / name for name in shards)):
+            file, text = part_files.part_path(path, number), part_files.part_text(lines)
+            if missing.get(file.name) == sha256(text.encode()).hexdigest():  # else the rest of it is in another shard
+                write_text(file, text)
+
+
+def forget_parts(path: Path, names: Sequence[str]) -> None:
+    """Remove the checksums of damaged parts, which may be answered with other bytes; the corpus is then incomplete."""
+    manifest = part_files.read_manifest(path)
+    parts = {} if manifest is None else manifest.get("parts", {})
+    if manifest is not None and not parts.keys().isdisjoint(names):
+        intact = {name: one for name, one in parts.items() if name not in {*names}}
+        part_files.write_manifest(path, manifest | {"complete": False, "parts": intact})
+
+
 def export_parts(path: Path, out: Path) -> Manifest:
     """Write the parts of a complete corpus, and a manifest, into another folder, and return the manifest."""
     manifest = complete_manifest_of(path)
-    if out.exists() and any(out.iterdir()):
-        raise InputError(f"export={out} is not empty; choose another folder")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"export={out} is not an empty folder; choose another one")
     parts = {}
     for number, lines in arrow_files.parts_of(open_table(path, manifest)):
         file = part_files.part_path(out, number)

@@ -105,8 +105,12 @@ def list_shards(out: Path) -> list[Path]:
 
 
 def write_part(file: Path, lines: Sequence[Line]) -> None:
+    write_text(file, part_text(lines))
+
+
+def part_text(lines: Sequence[Line]) -> str:
     # Without spaces after commas: a byte less per token.
-    write_text(file, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
 def read_part(file: Path) -> list[Line] | None:

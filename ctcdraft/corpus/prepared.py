@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ctcdraft.corpus import arrow_files, part_files
-from ctcdraft.corpus.finished import complete_manifest_of, intact_parts, open_table
+from ctcdraft.corpus.finished import complete_manifest_of, intact_parts, open_table, restore_parts
 from ctcdraft.corpus.generation.requests import ResponseGenerator, batch_samples
 from ctcdraft.corpus.generation.shared import generate_parts
 from ctcdraft.corpus.lines import Line, count_lines
@@ -81,10 +81,12 @@ def prepare(
         def begin() -> Manifest:
             if processes.is_main:
                 stack.enter_context(writer_lock(out, shard))
-                if shard == SINGLE_SHARD and not part_files.list_parts(out):
+                if shard == SINGLE_SHARD and not (part_files.list_parts(out) or part_files.list_shards(out)):
                     # A manifest of an attempt, perhaps with other settings, that wrote no part.
                     part_files.delete_corpus(out)
             manifest = begin_manifest(out, wanted)
+            if processes.is_local_main:
+                restore_parts(out, manifest)
             if planned is not None:
                 part_files.write_plan(out, planned.measured)
             return manifest
@@ -97,9 +99,10 @@ def prepare(
         def complete() -> Manifest:
             if not processes.is_main and is_complete(out):
                 return begin_manifest(out, wanted)
+            latest = (part_files.read_manifest(out) or manifest).get("parts", {})  # a sibling may have redone some
             for number in batches.keys() - own.keys():
                 file = part_files.part_path(out, number)
-                lines = part_files.read_finished_part(file, batches[number], known.get(file.name))
+                lines = part_files.read_finished_part(file, batches[number], latest.get(file.name))
                 if lines is None:
                     return manifest  # left to the sibling shard
                 finished[number] = summarise(file, lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 from test_bad_inputs import PART, TINY, TRAIN, content, error_of, run, world  # noqa: F401
@@ -38,6 +39,16 @@ def test_a_corpus_of_another_tokenizer_is_neither_resumed_nor_trained_on(world, 
     for script, arguments in (("train.py", [*TRAIN, "corpus.path=done"]), ("data/prepare.py", [*TINY, "out=done"])):
         message = error_of(world, monkeypatch, capsys, script, *arguments, "base.path=retokenized")
         assert "another tokenizer" in message
+
+
+def test_a_plan_repairs_nothing(world, monkeypatch, capsys):  # noqa: F811
+    shutil.copytree(world / "done", world / "harmed")
+    for file in (world / "harmed").glob("*-0*"):
+        file.unlink()
+    before = content(world / "harmed")
+    message = error_of(world, monkeypatch, capsys, "train.py", *TRAIN, "prepared=harmed", "plan_only=true")
+    assert message.endswith("rows-00000.arrow is missing or damaged; run data/prepare.py again to redo it")
+    assert content(world / "harmed") == before
 
 
 def test_a_disk_that_fills_up_keeps_finished_files(world, monkeypatch, capsys):  # noqa: F811

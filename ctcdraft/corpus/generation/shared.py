@@ -14,6 +14,7 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from ctcdraft.corpus import part_files
+from ctcdraft.corpus.finished import forget_parts
 from ctcdraft.corpus.generation.requests import ResponseGenerator, Sample
 from ctcdraft.corpus.lines import Line, join_turns
 from ctcdraft.distributed import Distributed
@@ -37,13 +38,16 @@ def generate_parts(
     All processes must call it with the same batches. known: checksums of a manifest that was complete once.
     """
     finished: dict[int, Summary] = {}
+    damaged: list[str] = []
     for number, batch in batches.items() if processes.is_local_main else ():
         file = part_files.part_path(out, number)
         lines = part_files.read_finished_part(file, batch, known.get(file.name))
         if lines is None:
             file.unlink(missing_ok=True)  # damaged, or of other prompts; another process may generate it
+            damaged.append(file.name)
         else:
             finished[number] = summarise(file, lines)
+    forget_parts(out, damaged)
     owners, summaries = gather(finished, processes)
     missing = [number for number in batches if number not in summaries]
     # The turns of all batches up to one that is finished: the others are finished too, or at work.
