@@ -1,4 +1,4 @@
-"""GPUs of one machine, leased to the jobs of a sweep.
+"""GPUs of one machine, leased to the jobs of a sweep, and the end of such a job with the process that began it.
 
 A lease is a lock of the operating system on a file in the temporary folder, so it ends with the process that holds it,
 and the sweeps of one user share the GPUs of a machine. A job number would not do: jobs end in any order, and Slurm
@@ -7,7 +7,10 @@ numbers the GPUs of every job from 0.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -61,3 +64,12 @@ def keep_device() -> None:
     device = _kept[0].enter_context(leased_device(visible_devices()))
     if device is not None:
         os.environ[VISIBLE] = device
+
+
+def end_with_parent() -> None:
+    """Ask Linux for a SIGTERM when the parent process ends, even by SIGKILL; a training then saves its state.
+
+    For `preexec_fn` of subprocess.Popen.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG

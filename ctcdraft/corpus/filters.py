@@ -1,7 +1,8 @@
 """Cleaning of conversations in named, counted filter steps: targets of configs/corpus/cleaning.
 
 A step takes one conversation and returns it, perhaps with turns cut off, or None to drop it. A dropped conversation is
-counted under the name of the step in the config, so each is kept or counted under exactly one name.
+counted under the name of the step in the config, so each is kept or counted under exactly one name; one that asks
+nothing is dropped in any case.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ctcdraft.errors import InputError
 
 LETTER_RUN = re.compile(r"[^\W\d_]+")
 SURROGATE = re.compile("[\ud800-\udfff]")  # unpaired: JSON allows it, tokenizers cannot encode it
+NO_USER_TURN = "without a user turn"  # reason in the account, beside the names of the steps
 LATIN_END = "\u0250"  # first character after the block Latin Extended-B
 
 FilterStep = Callable[[Conversation], Conversation | None]
@@ -53,7 +55,10 @@ class Cleaning:
                 shortened[name] += len(passed.turns) < len(conversation.turns)
                 conversation = passed
             else:
-                yield conversation
+                if conversation.user_turns:
+                    yield conversation
+                else:  # where a config leaves out the steps that drop it
+                    dropped[NO_USER_TURN] += 1
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ class Length:
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
         turns = conversation.user_turns
-        fits = len(turns) <= self.turns and max(map(len, turns)) <= self.characters
+        fits = len(turns) <= self.turns and max(map(len, turns), default=0) <= self.characters
         return conversation if fits else None
 
 

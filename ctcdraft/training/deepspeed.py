@@ -168,10 +168,7 @@ class DeepSpeedEngine(TorchEngine):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "schedule" not in state:
             raise InputError("this run was not trained with engine=deepspeed; resume= takes the run's own engine")
-        self.schedules[0].load_state_dict(state["schedule"])
-        # The schedule alone does not restore the rate: the optimiser, which holds it, is not in the state.
-        for group, learning_rate in zip(self.optimisers[0].param_groups, self.schedules[0].get_last_lr(), strict=True):
-            group["lr"] = learning_rate
+        self.restore_schedule(self.schedules[0], state["schedule"])
         self.restored |= {name: state[name] for name in self.restored if name in state}
         if "moments" not in state:
             print("this checkpoint is of an older version, without DeepSpeed's moments; they start from zero")

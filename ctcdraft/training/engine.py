@@ -172,9 +172,18 @@ class TorchEngine:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        parts: list[Any] = [*self.optimisers, *self.schedules]
-        for part, saved in zip(parts, [*state["optimisers"], *state["schedules"]], strict=True):
-            part.load_state_dict(saved)
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
+            self.restore_schedule(schedule, saved)
+
+    def restore_schedule(self, schedule: LambdaLR, saved: dict[str, Any]) -> None:
+        """Load a schedule; its optimiser gets the rate that the step has with the present number of steps."""
+        schedule.load_state_dict(saved)
+        factor = self.lr_factor(schedule.last_epoch)
+        schedule._last_lr = [rate * factor for rate in schedule.base_lrs]
+        for group, rate in zip(schedule.optimizer.param_groups, schedule._last_lr, strict=True):
+            group["lr"] = rate
 
 
 class MuonEngine(TorchEngine):

@@ -121,6 +121,8 @@ class KLRegularizedObjective:
         self.adapter = adapter
         self.labels = objective.labels
         self.supervises = getattr(objective, "supervises", None)
+        # Not for the KL term alone: counting first keeps the base's activations of all batches of a step.
+        self.several_counts = getattr(objective, "several_counts", False)
 
     def __call__(self, emissions: object, batch: Batch) -> Loss:
         loss = self.objective(emissions, batch)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ctcdraft.devices import VISIBLE, leased_device, visible_devices
+from ctcdraft.devices import VISIBLE, end_with_parent, leased_device, visible_devices
 from ctcdraft.errors import InputError
 from ctcdraft.progress import RemainingTime
 from ctcdraft.training.sweep import forget_failure, read_metrics, write_failure, write_table
@@ -129,6 +129,7 @@ class TrialRunner:
                 study.tell(trial, equal.value if equal.state.name == "COMPLETE" else None, state=equal.state)
                 self.log(f"{name}  is trial {equal.number} again and was not run; {self.remaining.run_ended(None)}")
                 return
+            wait_for_end(folder)
             status, tau, pruned = run_trial(self.arguments(folder, overrides), folder, trial, overrides, device)
             failed = tau is None or (status != 0 and not pruned)
             if failed and status not in KILLED:
@@ -150,9 +151,19 @@ class TrialRunner:
     def arguments(self, folder: Path, overrides: Sequence[str]) -> list[str]:
         """Return the command of a trial, or the one that continues it from its newest checkpoint."""
         if any(folder.glob("resume-*.pt")):
-            return [*self.command[:2], f"resume={folder}"]
+            given = [argument for argument in self.command[2:] if argument.startswith(("trust=", "timeout_minutes="))]
+            return [*self.command[:2], f"resume={folder}", *given]
         again = ["overwrite=true"] if (folder / "config.yaml").exists() else []  # killed before its first checkpoint
         return [*self.command, *overrides, f"run={folder}", *again]
+
+
+def wait_for_end(folder: Path) -> None:
+    """Wait for a process that an earlier, killed search has left training in this folder, so that it is continued."""
+    from ctcdraft.training.run_directory import LOCK_FILE  # imports torch
+
+    if (folder / LOCK_FILE).exists():
+        with FileLock(folder / LOCK_FILE):
+            pass
 
 
 def run_trial(
@@ -173,7 +184,9 @@ def run_trial(
     with Path(f"{folder}.log").open("a") as log:  # of a trial that is continued, the log too
         log.write(shlex.join(command) + "\n")
         log.flush()
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=variables)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=variables, preexec_fn=end_with_parent
+        )
         try:
             while process.poll() is None:
                 time.sleep(POLL_SECONDS)

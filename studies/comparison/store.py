@@ -13,7 +13,6 @@ results. Several processes may work on one comparison: each holds a lock of the 
 from __future__ import annotations
 
 import csv
-import ctypes
 import fcntl
 import gzip
 import hashlib
@@ -21,7 +20,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import zlib
@@ -33,6 +31,7 @@ from time import perf_counter
 from typing import Any
 
 from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.devices import end_with_parent
 from ctcdraft.errors import InputError
 from ctcdraft.io import atomic_write, write_text
 from studies.comparison.config import FACTORS
@@ -224,9 +223,3 @@ def run_script(script: str, overrides: Sequence[str], log: Path) -> dict[str, fl
 def processor_of_children() -> float:
     times = os.times()  # of children that have ended
     return times.children_user + times.children_system
-
-
-def end_with_parent() -> None:
-    """Ask Linux for a SIGTERM when the parent process ends, even by SIGKILL; a training then saves its state."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG

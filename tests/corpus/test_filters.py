@@ -1,11 +1,13 @@
 """Each cleaning step by itself, with the values of its configuration."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from ctcdraft.corpus.filters import Cleaning
 from ctcdraft.corpus.types import Conversation
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "corpus" / "cleaning" / "conversations.yaml"
@@ -23,6 +25,14 @@ def talk(*texts, first="user"):
 
 def conversation(*turns):
     return Conversation(turns)
+
+
+def test_a_conversation_that_asks_nothing_is_dropped_without_the_step_that_does_it(steps):
+    """Files of ShareGPT split long conversations: some have responses alone."""
+    dropped, shortened = Counter(), Counter()
+    kept = Cleaning({"length": steps["length"]}).clean([talk("a", first="assistant"), talk("b")], dropped, shortened)
+    assert list(kept) == [talk("b")]
+    assert dropped == {"length": 0, "without a user turn": 1}
 
 
 def test_roles(steps):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from truths_training import slow_orthogonalize
 
 from ctcdraft.distributed import ALONE, Distributed
 from ctcdraft.objectives.base import Loss
-from ctcdraft.training.engine import MuonEngine, OptimizerSettings, TorchEngine
+from ctcdraft.training.engine import MuonEngine, OptimizerSettings, TorchEngine, warmup_cosine
 
 SETTINGS = OptimizerSettings(
     steps=10, learning_rate=1e-3, warmup_steps=1, min_lr_ratio=0.1, betas=(0.9, 0.95), weight_decay=0.0,
@@ -55,6 +57,28 @@ def test_muon_orthogonalises_in_the_dtype_of_the_weights_on_a_cpu():
     expected = SETTINGS.learning_rate * 0.2 * math.sqrt(32) * slow_orthogonalize(gradient)
     assert expected.abs().max() > 1e-4
     assert torch.allclose(before - module.weight, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [TorchEngine, MuonEngine])
+def test_a_run_that_is_continued_with_more_steps_has_their_learning_rate_at_once(kind):
+    _, one = engine(kind)
+    before = [one.optimisers[0].param_groups[0]["lr"]]
+    for _ in range(5):
+        one.step([lambda: Loss(one.parameters[0].square().mean(), {})])
+        before.append(one.optimisers[0].param_groups[0]["lr"])
+    _, same = engine(kind)
+    same.load_state_dict(one.state_dict())
+    assert [group["lr"] for part in same.optimisers for group in part.param_groups] == [before[-1]] * 2
+    assert same.schedules[0].get_last_lr() == [before[-1]]
+    _, longer = engine(kind)
+    longer.settings = replace(SETTINGS, steps=100)
+    longer.lr_factor = lambda step: warmup_cosine(step, longer.settings)
+    longer.schedules = [LambdaLR(part, longer.lr_factor) for part in longer.optimisers]
+    longer.load_state_dict(one.state_dict())
+    wanted = SETTINGS.learning_rate * warmup_cosine(5, longer.settings)
+    assert wanted > 1.2 * before[-1]
+    assert [group["lr"] for part in longer.optimisers for group in part.param_groups] == [wanted] * 2
+    assert longer.schedules[0].get_last_lr() == [wanted]
 
 
 def test_gradients_are_reduced_while_the_backward_pass_runs():

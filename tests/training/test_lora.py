@@ -16,6 +16,8 @@ from training_parts import ctc_head, logged_metrics, make_trainer
 
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
+from ctcdraft.objectives.base import WeightedSum
+from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.lora import KLRegularizedObjective, LoRAAdapter
 from ctcdraft.training.run_directory import RunDirectory
@@ -137,6 +139,14 @@ def test_gradients_reach_the_lora_weights():
         below = loss().detach()
         flat[place] += step
         assert float((above - below) / (2 * step)) == pytest.approx(float(value.grad.view(-1)[place]), rel=1e-2), name
+
+
+def test_an_objective_of_several_counts_is_still_one_with_the_divergence():
+    parts = {"first": CrossEntropy(2, decay=1.0), "second": CrossEntropy(2, decay=0.5)}
+    for objective in (WeightedSum(2, parts, {"first": 1.0, "second": 1.0}), parts["first"]):
+        several = getattr(objective, "several_counts", False)
+        assert several == (objective is not parts["first"])
+        assert KLRegularizedObjective(objective, None).several_counts == several
 
 
 def test_the_divergence_equals_that_of_two_separate_models():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import runpy
+import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from ctcdraft import devices
 from ctcdraft.errors import InputError
@@ -75,6 +81,48 @@ def test_a_trial_that_was_killed_is_finished_from_its_checkpoint(tmp_path, comma
     assert (run / "sweep.csv").read_text().splitlines()[1].endswith("complete")
     with searching.exclusive_search(run), pytest.raises(InputError, match="is searched by another process"):
         run_search(command, run, space, trials=1, jobs=1, seed=0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a trial goes on when its search is killed")
+def test_a_trial_ends_with_its_search_and_is_continued_with_what_resume_takes(tmp_path, command):
+    """Whoever stops sweep.py stops its trials; one that is still saving its state is waited for."""
+    run, trusted = tmp_path / "run", "trust=[mine.Drafter]"
+    searcher = (
+        "import sys; from ctcdraft.training.search import run_search; from pathlib import Path; "
+        f"run_search({[*command, 'slow=60', trusted]!r}, Path({str(run)!r}), {{'x': [2]}}, 1, 1, 0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", searcher]) as process:
+        wait_until(lambda: (run / "0" / "metrics.jsonl").is_file())
+        process.terminate()
+    wait_until(lambda: not running(run / "0"))
+    assert not (run / "0" / "gpu").exists(), "the trial was ended before its last line"
+    (run / "0" / "resume-1.pt").touch()
+    with ThreadPoolExecutor() as threads:
+        with FileLock(run / "0" / "run.lock"):
+            again = threads.submit(run_search, [*command, "slow=60", trusted], run, {"x": [2]}, 1, 1, 0)
+            with pytest.raises(TimeoutError):
+                again.result(timeout=1)
+        assert again.result(timeout=60) == 3.0
+    assert f"trial.py resume={run / '0'} '{trusted}'" in (run / "0.log").read_text()
+
+
+def wait_until(reached):
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def running(folder):
+    """Whether a process has this folder in its command line."""
+    found = [file for file in Path("/proc").glob("[0-9]*/cmdline") if file.parent.name != str(os.getpid())]
+    return any(f"run={folder}".encode() in read_quietly(file) for file in found)
+
+
+def read_quietly(file):
+    with contextlib.suppress(OSError):
+        return file.read_bytes()
+    return b""
 
 
 def test_a_failed_trial_is_tried_again_with_its_values(tmp_path, command):
