@@ -30,14 +30,14 @@ from ctcdraft.config.published_head import (
     damaged_file_error,
     load_published_drafter,
     read_head_config,
+    read_policy,
 )
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.base import DraftHead
-from ctcdraft.drafters.tree_policy import AdaptivePolicy
-from ctcdraft.errors import InputError, check_int, first_line
+from ctcdraft.errors import InputError, check_int
 from ctcdraft.io import atomic_write
 from ctcdraft.model_card import model_card
 from ctcdraft.models.aux_layers import view_of_layers
@@ -89,6 +89,7 @@ class PublishedHead(ModelHubMixin):
             )
         trust = parse_trust(trust)
         base = view_of_layers(base, directory.base_fingerprint().get("taps", base.aux_layers))
+        base.state_columns = None  # the head decodes on this view, which has its layers alone
         drafter = load_drafter(directory.path, base, None, trust)
         config: Any = OmegaConf.to_container(read_run_config(directory.config, trust), resolve=True)
         config_values = {
@@ -132,9 +133,13 @@ class PublishedHead(ModelHubMixin):
         place = str(pretrained_model_name_or_path)
         if looks_like_folder(place) and not Path(place).is_dir():
             raise InputError(f"no head at {place}: there is no such folder")
+        if Path(
+            place
+        ).is_dir():  # huggingface_hub reads config.json before _from_pretrained, and expects it to be sound
+            read_head_config(Path(place), options["trust"])
         try:
             return super().from_pretrained(pretrained_model_name_or_path, **options)
-        except json.JSONDecodeError as error:  # huggingface_hub reads config.json before _from_pretrained
+        except json.JSONDecodeError as error:  # of a download
             raise damaged_file_error(Path(pretrained_model_name_or_path) / CONFIG_FILE) from error
 
     @classmethod
@@ -146,6 +151,11 @@ class PublishedHead(ModelHubMixin):
         taps = config_values["fingerprint"]["taps"]
         base = BaseLM(options["model"], options["tokenizer"], config_values["fingerprint"]["base"], aux_layers=taps)
         refuse_inexact_tree_attention(base)
+        if base.dtype == torch.float16 and base.weights_hash != config_values["fingerprint"]["weights"]:
+            raise InputError(
+                f"loaded as float16 the base is not recognised as the one of the head in {folder}, because its weights "
+                "are rounded; load it with dtype='bfloat16' or dtype='float32'"
+            )
         drafter, card = load_published_drafter(folder, config_values, base), folder / CARD_FILE
         return cls(drafter, base, config_values, card.read_text() if card.is_file() else "")
 
@@ -205,16 +215,6 @@ def newest_policy(run: RunDirectory, name: str) -> Any:
         if policy is not None and weights in stored["of"]["contestants"][name]:
             return policy
     return None
-
-
-def read_policy(config_values: Mapping[str, Any]) -> AdaptivePolicy | None:
-    """Return the policy of config.json, None without one; raise InputError for one that is damaged."""
-    if "policy" not in config_values:
-        return None
-    try:
-        return AdaptivePolicy.from_json(config_values["policy"])
-    except (InputError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"`policy` in {CONFIG_FILE} is damaged ({first_line(error)}); remove it") from error
 
 
 def refuse_unsupported_options(processors: Any, criteria: Any, options: Any, stop_strings: Any) -> None:

@@ -42,6 +42,11 @@ def test_half_precision_halves_the_file(home, tmp_path):  # noqa: F811
         ("config.json", lambda text: text.replace('"last"', '{"_target_": "torch.load"}'), "missing or damaged"),
         ("config.json", lambda text: text.replace('"last"', '"${oc.env:HOME}"'), "missing or damaged"),
         ("config.json", lambda text: text.replace('"frames"', '"fremes"'), "fremes, which no part of a drafter has"),
+        ("config.json", lambda text: text.replace('"frames": 3', '"frames": "six"'), "frames must be an integer >= 1"),
+        ("config.json", lambda text: text.replace('"frames": 3', '"frames": "???"'), "missing or damaged"),
+        ("config.json", lambda text: text.replace('"frames": 3,', ""), "missing or damaged"),
+        ("config.json", lambda text: "[1]", "missing or damaged"),
+        ("config.json", lambda text: "[" * 10**5, "missing or damaged"),
         ("model.safetensors", lambda text: "none", "missing or damaged"),
     ],
 )
@@ -111,8 +116,48 @@ def test_a_damaged_policy_is_refused(home, tmp_path, change):  # noqa: F811
     shutil.copytree(home / "head", tmp_path / "head")
     file = tmp_path / "head" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"policy": POLICY | change}))
-    with pytest.raises(InputError, match=r"`policy` in config.json is damaged .*; remove it"):
+    with pytest.raises(InputError, match=r"config.json: the policy of adaptive trees is damaged .*; remove"):
         loaded(tmp_path)
+
+
+def test_a_run_is_published_from_a_base_with_more_layers_in_another_order(tmp_path):
+    from omegaconf import OmegaConf
+
+    from benchmarks.drafter_cases import random_drafter
+    from ctcdraft.config.cli import compose_config
+
+    base = BaseLM(random_lm(), tiny_tokenizer(), "random", aux_layers=["last", 0])
+    given = ["base=local", "base.path=none", "base.aux_layers=[last,0]", "device=cpu", "drafter=ctc_gru"]
+    run = RunDirectory(tmp_path / "run")
+    config = OmegaConf.to_yaml(compose_config("train", *given), resolve=True)
+    run.create(config, base.fingerprint() | {"corpus": "none"}, overwrite=False)
+    run.save_head(random_drafter("ctc_gru", base))
+    drafted = []
+    for layers in (["last", 0], ["last", 1, 0]):
+        model = random_lm()
+        head = PublishedHead.from_run(run.path, BaseLM(model, tiny_tokenizer(), "random", aux_layers=layers))
+        model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=watching(head, drafted))
+    half = len(drafted) // 2
+    assert drafted[:half] == drafted[half:]
+    assert half > 1
+
+
+def watching(head, drafted):
+    """Return head.generate, which also appends the tokens of every drafted tree."""
+    draft = head.drafter.draft
+
+    def watched(*arguments):
+        tree, memory = draft(*arguments)
+        drafted.append(tree.tokens_N.tolist())
+        return tree, memory
+
+    head.drafter.draft = watched
+    return head.generate
+
+
+def test_a_base_that_was_rounded_to_float16_is_not_recognised(home):  # noqa: F811
+    with pytest.raises(InputError, match=r"loaded as float16 the base is not recognised .* load it with dtype='bfloat"):
+        loaded(home, random_lm().half())
 
 
 @pytest.mark.parametrize("name", ["dspark", "domino", "peagle"])

@@ -153,14 +153,20 @@ def test_missing_weights_are_not_initialised_at_random(tmp_path, name):
 
 
 def test_a_pickled_checkpoint_with_unused_scales_is_refused(tmp_path):
-    """A pickle has no header to inspect; the unexpected keys that transformers reports show the scales."""
+    """And codes without scales, which transformers would take for weights."""
     folder = saved(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
+    codes, scales, _ = quantize_blocks(tensors[ONE])
     (tmp_path / "model.safetensors").unlink()
-    tensors[ONE], tensors[f"{ONE}_scale_inv"], _ = quantize_blocks(tensors[ONE])
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match=f"holds {ONE}_scale_inv, which LlamaForCausalLM does not read"):
-        load_base(folder, "float32", "cpu")
+    scaled = {ONE: tensors[ONE], f"{ONE}_scale_inv": scales}
+    for changes, message in (
+        (scaled, f"holds {ONE}_scale_inv, which LlamaForCausalLM does not read"),
+        ({ONE: codes}, f"holds {ONE} as F8, and no quantization_config states its scales"),
+        ({ONE: (9 * tensors[ONE]).char()}, f"holds {ONE} as I8, and no quantization_config states its scales"),
+    ):
+        torch.save(tensors | changes, tmp_path / "pytorch_model.bin")
+        with pytest.raises(InputError, match=message):
+            load_base(folder, "float32", "cpu")
 
 
 def test_tied_lm_heads_and_integer_buffers_are_accepted(tmp_path):

@@ -48,8 +48,13 @@ def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] 
     return drafter.for_inference(base)
 
 
-def unknown_argument_error(error: InstantiationException, file: Path) -> Exception:
-    """Return an InputError if a drafter's config has an argument that this version does not have, else the error."""
+def unknown_argument_error(error: Exception, file: Path) -> Exception:
+    """Return an InputError for wrong values and for arguments of another version, else the error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, InputError):
+            return InputError(f"{file}: {cause}")
+        cause = cause.__cause__
     if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
         return InputError(
             f"{file} names {unknown[1]}, which no part of a drafter has in this version; read the run "

@@ -9,13 +9,14 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ctcdraft.config.allowed import ALLOWED_TARGETS, refuse_foreign
 from ctcdraft.config.drafters import build_drafter, unknown_argument_error
 from ctcdraft.drafters.base import DraftHead
-from ctcdraft.drafters.tree_policy import MAX_NODES
+from ctcdraft.drafters.tree_policy import MAX_NODES, AdaptivePolicy
 from ctcdraft.errors import InputError
 from ctcdraft.models.aux_layers import refuse_shared_layers, view_of_layers
 from ctcdraft.renamed import current
@@ -57,6 +58,16 @@ def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any
     return values
 
 
+def read_policy(config_values: Mapping[str, Any]) -> AdaptivePolicy | None:
+    """Return the policy of config.json, None without one; raise InputError for one that is damaged."""
+    if "policy" not in config_values:
+        return None
+    try:
+        return AdaptivePolicy.from_json(config_values["policy"])
+    except InputError as error:
+        raise InputError(f"{CONFIG_FILE}: {error}; remove `policy`") from error
+
+
 def load_published_drafter(
     folder: Path, values: dict[str, Any], base: Any, must_agree: Sequence[str] = MATCHING_FIELDS
 ) -> DraftHead:
@@ -64,8 +75,9 @@ def load_published_drafter(
     refuse_other_base(values["fingerprint"], base.fingerprint(), folder, must_agree)
     try:
         drafter = build_drafter(OmegaConf.create(values["drafter"]), base)
-    except InstantiationException as error:
-        raise unknown_argument_error(error, folder / CONFIG_FILE) from error
+    except (InstantiationException, OmegaConfBaseException) as error:
+        known = unknown_argument_error(error, folder / CONFIG_FILE)
+        raise known if isinstance(known, InputError) else damaged_file_error(folder / CONFIG_FILE) from error
     if not isinstance(drafter, DraftHead):
         raise InputError(f"{folder / CONFIG_FILE} names {values['drafter'].get('_target_')}, which is not a draft head")
     try:

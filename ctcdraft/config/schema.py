@@ -113,6 +113,7 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "sizing.timed": positive_int,
     "sizing.timed_steps": positive_int,
     "sizing.repeats": positive_int,
+    "sizing.shown": non_negative_int,
     **dict.fromkeys(("overwrite", "plan_only", "answers.enforce_eager"), check_bool),
     **dict.fromkeys(("decoding.lossless", "decoding.token_for_token"), check_bool),
     # Null in evaluate.py: as the run has it.

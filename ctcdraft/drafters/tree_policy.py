@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from ctcdraft.drafters.acceptance import AcceptanceModel, TreeNodes
-from ctcdraft.errors import check_float, check_int
+from ctcdraft.errors import InputError, check_float, check_int, first_line
 
 MAX_NODES = 4096  # of trees that a file asks for: the cache has a row for each
 LEAST_GAIN = 0.05  # of speed, about the error of calibrations: a drafter that is expected to gain less never drafts
@@ -133,12 +133,15 @@ class AdaptivePolicy:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the policy of a file; raise KeyError, TypeError or ValueError where it is damaged."""
-        costs = StepCosts.from_json(values["costs"])
-        model = AcceptanceModel(finite_numbers(values["model"], len(AcceptanceModel().weights)))
-        tokens = finite_numbers(values["limit_tokens"], len(costs.nodes), least=1)
-        time = finite_numbers(values["limit_time"], len(costs.nodes), above=0)
-        return cls(costs, model, tokens, time, check_float(values["rate"], "rate", above=0))
+        """Return the policy of a file; raise InputError where it is damaged."""
+        try:
+            costs = StepCosts.from_json(values["costs"])
+            model = AcceptanceModel(finite_numbers(values["model"], len(AcceptanceModel().weights)))
+            tokens = finite_numbers(values["limit_tokens"], len(costs.nodes), least=1)
+            time = finite_numbers(values["limit_time"], len(costs.nodes), above=0)
+            return cls(costs, model, tokens, time, check_float(values["rate"], "rate", above=0))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"the policy of adaptive trees is damaged ({first_line(error)}); remove it") from error
 
 
 def first_greatest(values: Sequence[float]) -> int:

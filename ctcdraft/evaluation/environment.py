@@ -29,7 +29,7 @@ MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}  # rows and columns; a fraction of a s
 # of them; after any other change it can, as reports are computed again from its records.
 HASHED_SOURCES = (
     *("models/base_model.py", "models/loading.py", "models/checkpoints.py", "models/device_map.py"),
-    "models/deepspeed.py",
+    *("models/deepspeed.py", "models/aux_layers.py", "models/fused_layers.py"),
     *("ctc", "decoding", "drafters", "nn", "fused.py", "array_kernels.py"),
     *("corpus/chat_template.py", "corpus/types.py"),  # rendering of prompts
     *("evaluation/contestants.py", "evaluation/runner.py", "evaluation/profiling.py"),

@@ -90,7 +90,7 @@ class LosslessnessChecker:
         # Together, because drafters share the base model's lm_head and embedding. The caller does not keep the copy: it
         # takes twice the memory, which would count as the peak memory of the contestants that run later.
         base, contestants = copy.deepcopy((self.base, dict(self.setup.contestants)))
-        for copied in (base, *contestants.values()):
+        for copied in (base, *(getattr(one, "drafter", one) for one in contestants.values())):  # of adaptive ones, too
             if isinstance(copied, torch.nn.Module):
                 copied.double()
         return replace(self.setup, base=base, contestants=contestants)

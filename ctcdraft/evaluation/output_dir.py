@@ -155,8 +155,8 @@ class OutputDir:
             return None
         try:
             stored = json.loads(self._sizes.read_text())
-            return {"of": stored["of"], "sizes": dict(stored["sizes"])}
-        except (ValueError, KeyError, TypeError) as error:
+            return {"of": stored["of"], "prompts": [*stored.get("prompts", ())], "sizes": dict(stored["sizes"])}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{self._sizes} holds no tree sizes; remove it, and they are chosen again") from error
 
     def write_sizes(self, sizes: Mapping[str, Any]) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from huggingface_hub.errors import StrictDataclassError
 
 from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
+from ctcdraft.models.checkpoint_files import is_quantized_tensor, stored_tensors
 from ctcdraft.models.compatibility import refuse_unsupported_config
 
 # By value of base.quantization: the package that implements it, and why a value is refused.
@@ -25,7 +26,6 @@ INEXACT_QUANTIZATIONS = {
     "bitsandbytes_8bit": "LLM.int8 looks for outlier columns over all tokens of a forward pass, so that the logits of "
     "a tree's node depend on its siblings",
 }
-QUANTIZED_NAMES = ("weight", "weight_packed", "qweight")  # integer tensors of these names are quantised matrices
 SCALE_SUFFIXES = ("scale", "scales", "scale_inv", "absmax", "qzeros", "zero_point", "qweight")
 # Values of a quantization_config with quant_method fp8 that a test covers; any other one is refused.
 TESTED_FP8_OPTIONS = {"scale_fmt": (None, "float"), "expert_dtype": (None, "fp8"), "modules_to_convert": (None,)}
@@ -64,7 +64,8 @@ def load_pretrained(
         raise
     except UnpicklingError as error:
         raise unsafe_pickle_error(path, "base.path") from error
-    except (OSError, ValueError, ImportError) as error:  # ImportError: attention=flash_attention_2 without its package
+    # ImportError: attention=flash_attention_2 without its package; the others come from damaged files.
+    except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, StrictDataclassError) as error:
         raise InputError(
             f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
         ) from error
@@ -106,7 +107,7 @@ def dequantization_options(
     """Return the further arguments of `from_pretrained` that dequantise the checkpoint; none if it is unquantised."""
     quantization = find_quantization_config(config)
     if quantization is None:
-        for name, dtype, _ in safetensors_entries(path, revision):
+        for name, dtype, _ in stored_tensors(path, revision):
             if is_quantized_tensor(name, dtype):
                 raise quantization_error(path, f"holds {name} as {dtype}, and no quantization_config states its scales")
         return {}
@@ -177,36 +178,9 @@ def refuse_quantized(lm: Any, name: str) -> None:
         )
 
 
-def safetensors_entries(path: str, revision: str | None) -> Iterator[tuple[str, str, list[int]]]:
-    """Yield name, dtype and shape of all tensors in the safetensors files; other formats yield nothing."""
-    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
-
-    options: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
-    index = cached_file(path, "model.safetensors.index.json", **options)
-    if index is not None:
-        files, _ = get_checkpoint_shard_files(path, index, revision=revision)
-    else:
-        files = [cached_file(path, "model.safetensors", **options)]
-    for file in filter(None, files):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118, it is no dict
-                    tensor_slice = opened.get_slice(name)
-                    yield name, tensor_slice.get_dtype(), tensor_slice.get_shape()
-        except SafetensorError as error:
-            raise InputError(f"{file} is damaged ({first_line(error)}); fetch base {path} again") from error
-
-
-def is_quantized_tensor(name: str, dtype: str) -> bool:
-    """Return whether a tensor holds quantised codes: floats of a byte or less, or an integer matrix."""
-    # Other integers are buffers, such as position ids.
-    matrix = name.rpartition(".")[2] in QUANTIZED_NAMES
-    return dtype.startswith(("F8", "F6", "F4")) or (dtype.startswith(("I", "U")) and matrix)
-
-
 def refuse_misaligned_scales(path: str, revision: str | None, block: Any) -> None:
     """Raise InputError unless every FP8 matrix has scales of the config's block size."""
-    shapes = {name: (dtype, shape) for name, dtype, shape in safetensors_entries(path, revision)}
+    shapes = {name: (dtype, shape) for name, dtype, shape in stored_tensors(path, revision)}
     for name, (dtype, shape) in shapes.items():
         if not is_quantized_tensor(name, dtype):
             continue

@@ -23,7 +23,7 @@ def base_fingerprint(base: Any) -> dict[str, Any]:
         "width": base.width,
         "vocabulary": base.vocabulary,
         "taps": base.aux_layers,
-        "tokenizer": tokenizer_hash(base.tokenizer),
+        "tokenizer": tokenizer_hash(base.tokenizer) if base.tokenizer is not None else "",
         "chat_template": text_hash(getattr(base.tokenizer, "chat_template", None) or ""),
         **({"adapter": base.adapted} if base.adapted else {}),
     }

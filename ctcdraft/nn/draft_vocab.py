@@ -59,10 +59,17 @@ class DraftVocabHead(nn.Module):
 
     def refresh(self) -> None:
         """Recompute what follows from words_N; to be called after it was written to."""
+        self.refuse_wrong_tokens()
         if not self.trained:
             self.weight, self.bias = self.rows()
         self.row_of_token_V = torch.full((len(self.all.weight),), -1, device=self.words_N.device)
         self.row_of_token_V[self.words_N] = torch.arange(len(self.words_N), device=self.words_N.device)
+
+    def refuse_wrong_tokens(self) -> None:
+        """Raise InputError unless words_N, which may be from a file, are ids in ascending order."""
+        ids_N, size = self.words_N, len(self.all.weight)
+        if not ids_N.is_meta and not bool(((ids_N >= 0) & (ids_N < size)).all() & (ids_N[1:] > ids_N[:-1]).all()):
+            raise InputError(f"the draft vocabulary of a head must be ascending token ids from 0 to {size - 1}")
 
     def forward(self, states_XD: Tensor) -> Tensor:
         """Return logits_XV, -inf outside the draft vocabulary."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ctcdraft.errors import InputError
 from ctcdraft.serving import configuration, vllm_runner
 from ctcdraft.serving.batch_drafter import BatchDrafter, DraftBatch
 from ctcdraft.serving.lengths import DraftLengths
@@ -101,7 +102,13 @@ class CTCProposer:
         """Load the head on the target's embedding and lm_head, and ask vLLM for the memory of its keys and values."""
         folder, values = Path(self.options.head), self.options.values
         model = self.vllm_config.model_config
-        weights = target.model.embed_tokens.weight, target.lm_head.weight
+        try:
+            weights = target.model.embed_tokens.weight, target.lm_head.weight
+        except AttributeError as error:
+            name = type(target).__name__
+            raise InputError(
+                f"vLLM's {name} has no embed_tokens and lm_head for the head to share ({error})"
+            ) from error
         head = load_served_head(folder, values, model.model, model.revision, configuration.warn, *weights)
         self.aux_layers = tuple(sorted(layer for layer in values["fingerprint"]["taps"] if layer != "last"))
         self.drafter = BatchDrafter(head)

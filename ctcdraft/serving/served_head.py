@@ -15,10 +15,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ctcdraft.config.published_head import MATCHING_FIELDS, is_published_head, load_published_drafter, read_head_config
+from ctcdraft.config.published_head import (
+    MATCHING_FIELDS,
+    is_published_head,
+    load_published_drafter,
+    read_head_config,
+    read_policy,
+)
 from ctcdraft.drafters.acceptance import AcceptanceModel
 from ctcdraft.drafters.parallel import ParallelDrafter
-from ctcdraft.drafters.tree_policy import AdaptivePolicy
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fingerprint import weights_hash
@@ -80,10 +85,13 @@ def load_served_head(
     layers, dtype = values["fingerprint"]["taps"], torch.float32 if head_VD is None else head_VD.dtype
     base = build_meta_base(model, str(dtype).removeprefix("torch."), revision=revision, aux_layers=layers)
     base.weights_hash = checkpoint_hash(base, model, revision)
-    compared: tuple[str, ...] = MATCHING_FIELDS
-    if not base.weights_hash:
+    refuse_other_head_inputs(base, model)
+    absent = {"weights": not base.weights_hash, "tokenizer": base.tokenizer is None}
+    compared = tuple(field for field in MATCHING_FIELDS if not absent.get(field))
+    if absent["weights"] and head_VD is not None:  # before vLLM loads them, they may not be on this machine
         warn(f"the weights of {model} are not stored as transformers names them; the head's base is not compared")
-        compared = tuple(field for field in MATCHING_FIELDS if field != "weights")
+    if absent["tokenizer"]:
+        warn(f"{model} has no tokenizer on this machine; the head's is not compared with it")
     if embedding_VD is not None and head_VD is not None:
         for name, weight_VD in (("embedding", embedding_VD), ("lm_head", head_VD)):
             if not weight_VD.is_floating_point() or weight_VD.dim() != 2 or len(weight_VD) < base.vocabulary:
@@ -105,10 +113,16 @@ def load_served_head(
             f"the head in {folder} reads its frames as {interprets_as}, which is not served; publish it with a tree "
             f"that reads them as {', '.join(CHAIN_SEARCHES)}"
         )
-    policy = AdaptivePolicy.from_json(values["policy"]) if "policy" in values else None
+    policy = read_policy(values)
     acceptance = AcceptanceModel() if policy is None else policy.model
     order = [0] + [1 + sorted(set(layers[1:])).index(layer) for layer in layers[1:]]
     return ServedHead(drafter, CHAIN_SEARCHES[interprets_as], acceptance, order, base.context_length)
+
+
+def refuse_other_head_inputs(base: BaseLM, model: str) -> None:
+    """Raise InputError where the head reads more of the base than the two matrices that are shared with it."""
+    if getattr(base.head, "bias", None) is not None or type(base.embedding) is not nn.Embedding:
+        raise InputError(f"{model} has a biased lm_head or scaled embeddings, which heads are not served with")
 
 
 def share_weights(base: BaseLM, embedding_VD: Tensor, head_VD: Tensor) -> None:

@@ -101,6 +101,21 @@ def test_the_bonus_token_beyond_the_end_of_an_answer_does_not_count():
     assert committed_share([], []) == 1.0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lossy_verifiers_are_refused_as_their_acceptance_is_not_calibrated(temperature):
+    setup = make_setup(temperature=temperature)
+    lossy = replace(setup, settings=replace(setup.settings, lossless=False, token_for_token=False, verify=relaxed))
+    with pytest.raises(InputError, match=r"nodes=adaptive needs a verifier that accepts the base's own tokens"):
+        choose_adaptive(lossy, SIZING, QUESTIONS, PROMPTS)
+
+
+def relaxed(*arguments):
+    raise AssertionError("nothing is decoded")
+
+
+relaxed.exact_when_greedy = False
+
+
 def test_recent_acceptance_starts_anew_with_every_answer():
     wrong, right = (synthetic_steps(lambda q, depth, share=share: share, 20) for share in (0.0, 1.0))
     recent = recent_acceptance(AcceptanceModel(), wrong + right)
@@ -179,7 +194,7 @@ def test_a_resumed_evaluation_decodes_with_the_stored_policy(setup, sizes, tmp_p
         evaluate_to(tmp_path / "again", resumed, profiled=0)
     stored = OutputDir(tmp_path / "again", Shard(1, 1)).sizes()
     other = replace(SIZING, costs={**COSTS, "draft": [0.0, 9.0, 9.0]})
-    assert stored == sizes
+    assert stored == sizes | {"prompts": []}
     dear = {"of": {}, "sizes": choose_adaptive(setup, other, QUESTIONS, PROMPTS)}
     with pytest.raises(InputError, match=r"decoding\.predicted\.oracle was"):
         evaluate_to(tmp_path / "again", make_evaluation(setup, PROMPTS[:3]).with_tree_sizes(dear))

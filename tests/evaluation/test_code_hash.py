@@ -21,6 +21,8 @@ COUNTED = (
     *("decoding/loop.py", "drafters/trees/ctc.py", "ctc/prefix_search.py", "nn/heads.py", "corpus/chat_template.py"),
     # How weights are loaded: dequantised, changed by an adapter.
     *("models/base_model.py", "models/checkpoints.py", "models/loading.py"),
+    # Forward passes: of fixed shapes, of the first layers alone.
+    *("models/fused_layers.py", "models/aux_layers.py"),
     *("fused.py", "decoding/triton_step.py", "decoding/static_step.py", "nn/triton_block.py", "ctc/triton_prefix.py"),
 )
 ELSEWHERE = (

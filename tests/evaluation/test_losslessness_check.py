@@ -1,15 +1,23 @@
 """The losslessness check finds planted differences, and distinguishes rounding from faults."""
 
 import weakref
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from small_evaluations import PROMPTS, Corrupt, make_setup
 from tiny_models import random_base
 
+from ctcdraft.drafters.acceptance import AcceptanceModel
+from ctcdraft.drafters.adaptive import AdaptiveDrafter
+from ctcdraft.drafters.parallel import ParallelDrafter
+from ctcdraft.drafters.tree_policy import AdaptivePolicy, StepCosts
+from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.evaluation import losslessness
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
 from ctcdraft.evaluation.runner import run_question, turn_prompt
+from ctcdraft.nn.bodies import ResidualBody
 
 
 def question(setup, index=0):
@@ -77,6 +85,16 @@ def test_the_float64_copy_shares_nothing_with_the_original():
     assert copied.base.dtype == torch.float64
     assert setup.base.dtype == torch.float32
     assert set(copied.contestants) == set(setup.contestants)
+
+
+def test_the_float64_copy_has_drafters_of_adaptive_sizes_in_float64_too():
+    setup = make_setup()
+    head = ParallelDrafter(setup.base, 3, partial(ResidualBody, blocks=1), PrefixSearch(4))
+    costs = StepCosts((1, 4), (0.0, 0.1), (1.0, 1.1))
+    adaptive = AdaptiveDrafter(head, AdaptivePolicy.uncut(costs, (1.0, 2.0), AcceptanceModel()))
+    copied = LosslessnessChecker(replace(setup, contestants={"ctc": adaptive}))._float64_copy().contestants["ctc"]
+    assert {value.dtype for value in copied.drafter.parameters()} == {torch.float64}
+    assert {value.dtype for value in head.parameters()} == {torch.float32}
 
 
 def test_the_float64_copy_is_not_kept(monkeypatch):

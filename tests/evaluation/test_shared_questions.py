@@ -58,6 +58,10 @@ def test_processes_answer_each_question_once_and_report_what_one_reports(
     assert "times and speed-ups are those of 2 questions, which one process answered alone" in statements(
         report["rows"], report["environment"]
     )
+    many = [{**row, "prompts": 20} for row in report["rows"]]
+    for rows, few in ((report["rows"], True), (many, False)):
+        said = [line for line in statements(rows, report["environment"]) if "questions are too narrow" in line]
+        assert [line[:34] for line in said] == ["95 % intervals of 6 questions are "] * few
     timed = [record for record in records if record.timed]
     answers = [answer for record in timed for answer in record.answers("prompt_lookup")]
     seconds = sum(answer.seconds for answer in answers)

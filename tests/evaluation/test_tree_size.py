@@ -1,6 +1,7 @@
 """decoding.nodes=auto: the choice of a tree size, how it is stored, and trees that cannot be replayed."""
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -80,6 +81,12 @@ def test_a_choice_is_kept_and_reported(tmp_path):
     assert all(1 <= size["tau"] <= size["nodes"] for size in by_name["prompt_lookup"]["sizes"])
     prompts.unlink()  # resuming measures nothing again
     assert load_or_choose_sizes(json.loads(json.dumps(sizes_json)), setup, search, questions, {"seed": 0}) == sizes_json
+    folder = OutputDir(tmp_path, Shard(1, 1))  # as another shard, or the next start, reads them
+    folder.write_sizes(sizes_json)
+    assert load_or_choose_sizes(folder.sizes(), setup, search, questions, {"seed": 0}) == sizes_json
+    folder.write_sizes({key: value for key, value in sizes_json.items() if key != "prompts"})  # of an older version
+    older = load_or_choose_sizes(folder.sizes(), setup, search, questions, {"seed": 0})
+    assert older == sizes_json | {"prompts": []}
     with pytest.raises(InputError, match=r"chosen where seed was 0 \(now 1\)"):
         load_or_choose_sizes(sizes_json, setup, search, questions, {"seed": 1})
     with pytest.raises(InputError, match=r"chosen where sizing\.repeats was 1"):
@@ -95,7 +102,7 @@ def test_a_choice_is_kept_and_reported(tmp_path):
 
 def test_a_refused_evaluation_does_not_change_the_stored_sizes(tmp_path):
     def sizes(nodes):
-        return {"of": {}, "sizes": {"prompt_lookup": {"chosen": nodes, "sizes": []}}}
+        return {"of": {}, "prompts": ["hash"], "sizes": {"prompt_lookup": {"chosen": nodes, "sizes": []}}}
 
     folder, one = OutputDir(tmp_path, Shard(1, 1)), make_evaluation(make_setup(), PROMPTS[:1])
     one.with_tree_sizes(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, trace=NO_TRACE)
@@ -107,6 +114,20 @@ def test_a_refused_evaluation_does_not_change_the_stored_sizes(tmp_path):
     (tmp_path / "sizes.json").write_text("{}")
     with pytest.raises(InputError, match="holds no tree sizes"):
         folder.sizes()
+
+
+@pytest.mark.parametrize(
+    ("costs", "reason"),
+    [
+        ({"nodes": [1, 4]}, "has no 'draft'; it needs nodes from 1"),
+        ({"nodes": [1, 4], "draft": [0.0], "rest": [1.0, 1.1]}, "is wrong: 2 numbers are needed, got 1; it needs"),
+        ({"nodes": [4, 8], "draft": [0, 0], "rest": [1, 1]}, "is wrong: nodes must be ascending sizes from 1"),
+        ({"nodes": 4, "draft": [0], "rest": [1]}, "is wrong: "),
+    ],
+)
+def test_wrong_costs_are_refused_before_anything_is_loaded(costs, reason):
+    with pytest.raises(InputError, match=rf"sizing\.costs {re.escape(reason)}"):
+        sizing(costs=costs)
 
 
 class NamesItsLimit:

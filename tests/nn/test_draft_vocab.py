@@ -161,3 +161,11 @@ def test_it_trains_decodes_and_reloads(tmp_path, name):
     first, again = (generate(base, one.eval(), prompt, DECODING, base.stop_token_ids, 0) for one in (drafter, other))
     assert first.tokens == truth
     assert (again.tokens, len(again.passes)) == (truth, len(first.passes))
+
+
+@pytest.mark.parametrize("ids", [[1, 4, 5, VOCABULARY], [-1, 4, 5, 9], [1, 5, 4, 9], [4, 4, 5, 9]])
+def test_wrong_ids_in_a_file_are_refused(ids):
+    head = DraftVocabHead(nn.Linear(WIDTH, VOCABULARY), 4)
+    head.words_N.copy_(torch.tensor(ids))
+    with pytest.raises(InputError, match=f"must be ascending token ids from 0 to {VOCABULARY - 1}"):
+        head.refresh()

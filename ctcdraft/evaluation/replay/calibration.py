@@ -23,6 +23,7 @@ from ctcdraft.drafters.acceptance import AcceptanceModel, TreeNodes, draft_path_
 from ctcdraft.drafters.adaptive import RECENT_DECAY, cuts_trees, recent_ratio
 from ctcdraft.drafters.base import samples_drafts
 from ctcdraft.drafters.tree_policy import AdaptivePolicy, StepCosts
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.replay.drafts import (
     BaseAnswer,
@@ -196,6 +197,11 @@ def choose_adaptive(
 
     prompts: to calibrate on. questions: of the evaluation, of which a few show how reliable the probabilities are.
     """
+    if not setup.settings.owes_token_identity(sampled=False):
+        raise InputError(
+            "decoding.nodes=adaptive needs a verifier that accepts the base's own tokens, which this decoding does not "
+            "promise; use decoding=greedy, sampling or rejection, or give a number as decoding.nodes="
+        )
     texts, shown_texts = (
         [turn_prompt(setup.base, prompt, [])[0] for prompt in some]
         for some in (prompts, sample_evenly(questions, sizing.shown))

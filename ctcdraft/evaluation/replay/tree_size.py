@@ -17,7 +17,8 @@ from torch import Tensor
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import prefill
 from ctcdraft.decoding.sampling import GumbelNoise
-from ctcdraft.errors import InputError, check_int
+from ctcdraft.drafters.tree_policy import StepCosts
+from ctcdraft.errors import InputError, check_int, first_line
 from ctcdraft.evaluation.benchmarks import Benchmark, project_prompts
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.output_dir import refuse_differences
@@ -52,6 +53,12 @@ class TreeSizeSearch:
         for name, sizes in (("nodes", self.nodes), ("adaptive_nodes", self.adaptive_nodes)):
             if not sizes or sorted({check_int(n, f"sizing.{name}", least=2) for n in sizes}) != list(sizes):
                 raise InputError(f"sizing.{name} must be ascending sizes >= 2, each once, got {list(sizes)}")
+        try:
+            StepCosts.from_json({"nodes": [1], "draft": [0], "rest": [1]} if self.costs is None else self.costs)
+        except (InputError, KeyError, TypeError, ValueError) as error:
+            reason = f"has no {error}" if isinstance(error, KeyError) else f"is wrong: {first_line(error)}"
+            needed = "nodes from 1 in ascending order, and as many times in draft and rest"
+            raise InputError(f"sizing.costs {reason}; it needs {needed}, or null") from error
 
     def steps_to_time(self, setup: EvaluationSetup, prompts: Sequence[Tensor], progress: Progress) -> TimedSteps:
         """Return the decoding steps to time: the first ones of some answers, of which the first reads the prompt."""
