@@ -157,8 +157,8 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
         )
     if 1 < rows[0]["prompts"] < FEW_QUESTIONS:
         lines.append(
-            f"95 % intervals of {rows[0]['prompts']} questions are too narrow: simulated, those of 5 hold the true value in "
-            "80 % of cases, those of 10 in 87 %"
+            f"95 % intervals of {rows[0]['prompts']} questions are too narrow: in a simulation those of 5 hold the "
+            "true value in 80 % of cases, those of 10 in 87 %"
         )
     if questions.get("reused"):
         lines.append(
