@@ -177,7 +177,7 @@ class PublishedHead(ModelHubMixin):
         if model is not self.base.lm:
             raise InputError("this head was loaded for another model object; call generate on the one it was given")
         refuse_unsupported_options(logits_processor, stopping_criteria, generation_config, stop_strings)
-        refuse_unsupported_inputs(input_ids, other_inputs.get("attention_mask"))
+        refuse_unsupported_inputs(input_ids, **other_inputs)
         prompt_L, options = input_ids[0], generation_config
         sampled = bool(options.do_sample)
         drafter, nodes = self.drafter_and_nodes()
@@ -229,13 +229,14 @@ def refuse_unsupported_options(processors: Any, criteria: Any, options: Any, sto
         raise InputError("stop_strings= is not supported with custom_generate=head.generate; leave it out")
 
 
-def refuse_unsupported_inputs(input_ids: Tensor, mask: Tensor | None) -> None:
+def refuse_unsupported_inputs(
+    input_ids: Tensor, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None, **_: Any
+) -> None:
     """Raise InputError for a prompt of `generate` that is not one whole sequence of ids."""
     if input_ids.shape[0] != 1:
         raise InputError(f"the batch size must be 1, got {input_ids.shape[0]}; call generate once per prompt")
-    if input_ids.shape[1] == 0:
+    if input_ids.shape[1] == 0 or inputs_embeds is not None:
         raise InputError("an empty prompt, or one of embeddings, is not supported with custom_generate=head.generate")
-    if mask is not None and not bool(mask.all()):
-        raise InputError(
-            f"{int((mask == 0).sum())} positions of the prompt are masked, but the head reads all; leave padding out"
-        )
+    if attention_mask is not None and not bool(attention_mask.all()):
+        masked = int((attention_mask == 0).sum())
+        raise InputError(f"{masked} positions of the prompt are masked, but the head reads all; leave padding out")

@@ -226,6 +226,7 @@ def test_the_card_has_the_measurements_of_this_head_alone(home):
         ({"inputs": PROMPT.repeat(2, 1)}, "batch size must be 1, got 2"),
         ({"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])}, "2 positions of the prompt are masked"),
         ({"inputs": None, "inputs_embeds": torch.zeros(1, 3, 32)}, "an empty prompt"),
+        ({"inputs_embeds": torch.zeros(1, 6, 32)}, "one of embeddings, is not supported"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(home, asked, sentence):
