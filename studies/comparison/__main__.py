@@ -65,13 +65,15 @@ def run_next(config: Comparison, store: ResultStore, failed: set[str], end: floa
         if job.name in done | failed or not job.settled or not needs <= done:
             continue
         takes = measure.estimate(job, measured) or (UNKNOWN if isinstance(job, Evaluation) else 0.0)
-        if monotonic() + takes > end:
+        if takes and monotonic() + takes > end:
             continue
         with ExitStack() as locks:
             locks.enter_context(store.lock("machine", wait=True, shared=not job.is_timed))
             held = locks.enter_context(store.lock(job.name))
-            # Another process may have finished it since the rows were read, and the wait may have been long.
-            if not held or monotonic() + takes > end or job.name in measure.finished_jobs(store, jobs, store.rows()):
+            # The wait may have been long, and another process may have finished it since the rows were read.
+            if not held or (takes and monotonic() + takes > end):
+                continue
+            if job.name in measure.finished_jobs(store, jobs, store.rows()):
                 continue
             try:
                 if isinstance(job, Training):
