@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,19 @@ def test_device_memory_and_format_bytes():
     assert 2**28 < there <= int(Path("/proc/meminfo").read_text().split()[1]) * 1024 * 1.01
     shown = [format_bytes(count) for count in (500, 2.5e6, 13476831232, 2e12)]
     assert shown == ["0.5 kB", "2.5 MB", "13.5 GB", "2.0 TB"]
+
+
+def test_heads_are_not_served_on_a_biased_lm_head_or_scaled_embeddings():
+    from ctcdraft.serving.served_head import refuse_other_head_inputs
+
+    class ScaledEmbedding(torch.nn.Embedding):
+        pass
+
+    base = random_base()
+    refuse_other_head_inputs(base, "plain")
+    rows, width = base.head.weight.shape
+    for changes in ({"head": torch.nn.Linear(width, rows)}, {"embedding": ScaledEmbedding(rows, width)}):
+        changed = copy.copy(base)
+        vars(changed).update(changes)
+        with pytest.raises(InputError, match="other has a biased lm_head or scaled embeddings"):
+            refuse_other_head_inputs(changed, "other")
