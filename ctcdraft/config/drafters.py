@@ -43,12 +43,12 @@ def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] 
     try:
         drafter = build_drafter(config, base)
     except InstantiationException as error:
-        raise unknown_argument_error(error, directory.config) from error
+        raise drafter_config_error(error, directory.config) from error
     directory.load_head(drafter)
     return drafter.for_inference(base)
 
 
-def unknown_argument_error(error: Exception, file: Path) -> Exception:
+def drafter_config_error(error: Exception, file: Path) -> Exception:
     """Return an InputError for wrong values and for arguments of another version, else the error."""
     cause: BaseException | None = error
     while cause is not None:

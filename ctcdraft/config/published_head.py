@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ctcdraft.config.allowed import ALLOWED_TARGETS, refuse_foreign
-from ctcdraft.config.drafters import build_drafter, unknown_argument_error
+from ctcdraft.config.drafters import build_drafter, drafter_config_error
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.drafters.tree_policy import MAX_NODES, AdaptivePolicy
 from ctcdraft.errors import InputError
@@ -65,7 +65,7 @@ def read_policy(config_values: Mapping[str, Any]) -> AdaptivePolicy | None:
     try:
         return AdaptivePolicy.from_json(config_values["policy"])
     except InputError as error:
-        raise InputError(f"{CONFIG_FILE}: {error}; remove `policy`") from error
+        raise InputError(f"{CONFIG_FILE}: {error}") from error
 
 
 def load_published_drafter(
@@ -76,7 +76,7 @@ def load_published_drafter(
     try:
         drafter = build_drafter(OmegaConf.create(values["drafter"]), base)
     except (InstantiationException, OmegaConfBaseException) as error:
-        known = unknown_argument_error(error, folder / CONFIG_FILE)
+        known = drafter_config_error(error, folder / CONFIG_FILE)
         raise known if isinstance(known, InputError) else damaged_file_error(folder / CONFIG_FILE) from error
     if not isinstance(drafter, DraftHead):
         raise InputError(f"{folder / CONFIG_FILE} names {values['drafter'].get('_target_')}, which is not a draft head")

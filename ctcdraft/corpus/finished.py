@@ -61,9 +61,10 @@ def intact_parts(path: Path, parts: Mapping[str, str]) -> Iterator[list[Line]]:
 
 def restore_parts(path: Path, manifest: Manifest) -> None:
     """Write the parts that are missing and whose lines are all in intact shards."""
-    shards = [name for name, one in manifest.get("arrow", {}).items() if part_files.have_checksums(path, {name: one})]
     missing = {name: one for name, one in manifest.get("parts", {}).items() if not (path / name).exists()}
-    if shards and missing:
+    stored = manifest.get("arrow", {}).items() if missing else ()
+    shards = [name for name, one in stored if part_files.have_checksums(path, {name: one})]
+    if shards:
         for number, lines in arrow_files.parts_of(arrow_files.open_shards(path / name for name in shards)):
             file, text = part_files.part_path(path, number), part_files.part_text(lines)
             if missing.get(file.name) == sha256(text.encode()).hexdigest():  # else the rest of it is in another shard

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.distribution_test import ChiSquareFit, PITHistogram
 from ctcdraft.evaluation.half_precision import is_rounding, scores
@@ -90,7 +91,8 @@ class LosslessnessChecker:
         # Together, because drafters share the base model's lm_head and embedding. The caller does not keep the copy: it
         # takes twice the memory, which would count as the peak memory of the contestants that run later.
         base, contestants = copy.deepcopy((self.base, dict(self.setup.contestants)))
-        for copied in (base, *(getattr(one, "drafter", one) for one in contestants.values())):  # of adaptive ones, too
+        drafters = [one.drafter if isinstance(one, AdaptiveDrafter) else one for one in contestants.values()]
+        for copied in (base, *drafters):
             if isinstance(copied, torch.nn.Module):
                 copied.double()
         return replace(self.setup, base=base, contestants=contestants)
