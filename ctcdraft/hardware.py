@@ -72,10 +72,10 @@ def device_memory_bytes(device: str) -> int | None:
     return available
 
 
-def peak_process_bytes(device: torch.device) -> int:
-    """Return the peak memory of this process: allocated by torch on an accelerator, else the resident set size."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+def peak_process_bytes() -> int:
+    """Return the most bytes this process has held: allocated on its GPU if it uses one, else resident."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
     import resource
 
     max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

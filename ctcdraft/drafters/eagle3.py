@@ -19,19 +19,7 @@ from ctcdraft.nn.block_config import BlockConfig, RMSNorm
 from ctcdraft.nn.draft_vocab import draft_lm_head
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
 from ctcdraft.nn.masks import packed_causal_mask, visible_mask
-from ctcdraft.nn.transformer import CausalBlock, TensorPair
-
-
-class NormOfEach(nn.Module):
-    """A norm of its own for each of several vectors side by side."""
-
-    def __init__(self, width: int, epsilon: float, count: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([RMSNorm(width, eps=epsilon) for _ in range(count)])
-
-    def forward(self, x_XE: Tensor) -> Tensor:
-        parts = x_XE.chunk(len(self.norms), dim=-1)
-        return torch.cat([norm(part_XD) for norm, part_XD in zip(self.norms, parts, strict=True)], dim=-1)
+from ctcdraft.nn.transformer import CausalBlock, NormOfEach, TensorPair
 
 
 class PairBlock(CausalBlock):

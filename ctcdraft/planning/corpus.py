@@ -62,7 +62,7 @@ def plan_corpus(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: P
     turns = [len(prompt.turns) for prompt in corpus.prompts for _ in range(answers.samples)]
     steps = answers.max_new_tokens * turns_of_all_batches(turns, answers.batch_size)
     hours = None if speed is None else speed.hours(work.prompt_tokens, steps, pending / shard.of)
-    peak = peak_process_bytes(base.device)
+    peak = peak_process_bytes()
     measured = {
         "device": str(base.device),
         "threads": torch.get_num_threads(),

@@ -83,7 +83,7 @@ def plan_training(
             f"states      {batches.hidden_states.describe(rate)}{describe_unused_layers(base, drafter)}",
             f"disk        {describe_disk(trained)}; hidden states of this corpus, where they are stored: "
             f"{describe_hidden_states(tokens, size)}",
-            f"memory      {memory}; this process has held {format_bytes(peak_process_bytes(base.device))} so far",
+            f"memory      {memory}; this process has held {format_bytes(peak_process_bytes())} so far",
             f"time        about {hardware.format_hours(hours)} {f'for the remaining {left:,} steps ' if done else ''}"
             f"({seconds:.2f} s for the first batch), without validation",
         ]

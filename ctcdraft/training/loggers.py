@@ -6,18 +6,15 @@ import contextlib
 import importlib.util
 import json
 import os
-import resource
 import secrets
-import sys
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Protocol
 
-import torch
-
 from ctcdraft.errors import InputError
+from ctcdraft.hardware import peak_process_bytes
 from ctcdraft.io import write_text
 
 WANDB_FILE = "wandb.json"  # in a run directory: id, name and group of the run in W&B
@@ -159,12 +156,4 @@ class StepTimer:
     def metrics(self, tokens: int) -> dict[str, float]:
         """Return MACHINE_METRICS since the start. tokens: that the step read, padding included."""
         wall, processor = perf_counter() - self.began[0], process_time() - self.began[1]
-        return dict(zip(MACHINE_METRICS, (tokens / wall, wall, processor, peak_memory()), strict=True))
-
-
-def peak_memory() -> int:
-    """Return the most bytes this process has held: allocated on its GPU if it uses one, else resident."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return dict(zip(MACHINE_METRICS, (tokens / wall, wall, processor, peak_process_bytes()), strict=True))
