@@ -156,11 +156,9 @@ def number(text: str) -> float | str:
 
 
 def of_verdict(raw: Path, file: Path) -> Iterator[Row]:
-    """Yield paired differences (`more` minus `less`) and effects of factors, with the ratio of matched draft times."""
-    ratios = load(file.parent / "matching.json").get("latency, once trained", {})
+    """Yield paired differences (`more` minus `less`) and effects of factors."""
     for row in [one for part in load(file).values() for one in part]:
         row["run"] = str(file.parent.relative_to(raw))
-        row["draft_time"] = ratios.get(row["less"]) if row["arm"] == "latency" else None
         yield {key: at(row, path) for key, path in CONFIG["difference_columns"].items()}
 
 

@@ -55,10 +55,20 @@ def test_every_table_matches_its_csv_file():
     assert [str(page) for page in rewritten()] == []
 
 
-TABLES = [name for name, spec in results.CONFIG["tables"].items() if (RESULTS / spec["file"]).is_file()]
+# Of an unfinished comparison those that a page shows: others have no rows yet.
+SHOWN = {
+    match[2]
+    for page in [*RESULTS.glob("*/README.md"), *RESULTS.parent.glob("docs/*.md")]
+    for match in results.MARKED.finditer(page.read_text())
+}
+TABLES = [
+    name
+    for name, spec in results.CONFIG["tables"].items()
+    if name in SHOWN or not spec["file"].startswith("comparison/")
+]
 
 
-@pytest.mark.parametrize("name", TABLES)  # those of a comparison that is not published yet have no file
+@pytest.mark.parametrize("name", TABLES)
 def test_every_table_can_be_written(name):
     lines = table(name).splitlines()
     assert len(lines) > 2

@@ -174,9 +174,8 @@ def read_evaluations(file: Path) -> dict[str, Row]:
 
 
 def counting(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides on which a result depends; of a head and of every path the last part counts."""
-    parts = [re.sub(r"[^\[,{}:]*/heads/", "", each) for each in overrides if not each.startswith(INERT)]
-    return [re.sub(r"(?<==)[^=\[\]{},]*/(?=[^/]*$)", "", each) for each in parts]
+    """Return the overrides on which a result depends, of every path, also in lists and mappings, its last part."""
+    return [re.sub(r"(?<=[=:,\[])[^=:,\[\]{}]*/", "", each) for each in overrides if not each.startswith(INERT)]
 
 
 def settings_digest(overrides: Sequence[str]) -> str:

@@ -165,6 +165,9 @@ def test_settings_are_the_same_in_another_folder_and_differ_with_a_value():
         key = other.partition("=")[0]
         values = ["benchmark.path=a/b/test.jsonl", "drafter/tree=chain", "run=x/heads/h", "steps=2"]
         assert digest != settings_digest([other if one.startswith(key) else one for one in values])
+    lists = ["contestants=[{}/heads/h@chain,{{copies:{{name:copies,path:{}/corpus}}}}]", "corpus.path=[{}/a,{}/b]"]
+    digests = [settings_digest([one.replace("{}", folder).format() for one in lists]) for folder in ("/x/y", "z")]
+    assert digests[0] == digests[1] != settings_digest([lists[0], "corpus.path=[x/a,x/c]"])
 
 
 def test_a_head_whose_training_has_not_ended_is_not_measured(tmp_path, monkeypatch):
