@@ -36,7 +36,7 @@ HERE = Path(__file__).parent
 CONFIG: Row = yaml.safe_load("".join(file.read_text() for file in sorted(HERE.glob("results*.yaml"))))
 CONFIG["tables"] |= yaml.safe_load((HERE / "comparison" / "tables.yaml").read_text())["tables"]
 STUDIES: dict[str, Row] = CONFIG["studies"]
-ARMS = ("steps", "time", "parameters", "latency")  # of training.json; the rest are searches of the learning rate
+ARMS = ("steps", "time")  # of training.json; the rest are searches of the learning rate
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
