@@ -26,7 +26,7 @@ TITLES = {
     "heads_training": "Training",
     "heads_cost": "Counted cost of a draft",
     "claims": "Differences in tau at 16 nodes",
-    "claims_speed": "Differences in speed-up, adaptive trees (intervals over questions)",
+    "claims_speed": "Differences in speed-up, with adaptive trees and with 16 nodes (intervals over questions)",
     "doublings": "tau gained by twice the budget, 16 nodes, first seed (intervals over questions)",
     "crossed": "Body, loss, correction and tree: tau at 16 nodes, first seed",
     "crossed_effects": "Effect of each factor, all pairs that differ in it alone (intervals over questions)",
