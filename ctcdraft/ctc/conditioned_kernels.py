@@ -121,18 +121,7 @@ def expand(frames, correction, found, expanded, row, factor_V, merges):
     token, parent = found.token_Q[entry], found.row_Q[entry]
     if row > 0:
         step_memory(correction, expanded.memory_KR[parent], token, expanded.memory_KR[row])
-    factor_V[:] = 0
-    outputs, memory_R = correction.out_RV, expanded.memory_KR[row]
-    paired = len(memory_R) - len(memory_R) % 4
-    for r in range(0, paired, 4):
-        m0, m1, m2, m3 = memory_R[r], memory_R[r + 1], memory_R[r + 2], memory_R[r + 3]
-        out0_V, out1_V, out2_V, out3_V = outputs[r], outputs[r + 1], outputs[r + 2], outputs[r + 3]
-        for v in range(len(factor_V)):
-            factor_V[v] += m0 * out0_V[v] + m1 * out1_V[v] + m2 * out2_V[v] + m3 * out3_V[v]
-    for r in range(paired, len(memory_R)):
-        for v in range(len(factor_V)):
-            factor_V[v] += memory_R[r] * outputs[r, v]
-    exponentiate(factor_V)
+    token_factors(expanded.memory_KR[row], correction.out_RV, factor_V)
     begins_T = np.zeros(steps)
     if row > 0:
         begin_masses(frames, found, expanded, parent, token, found.factor_Q[entry], merges, begins_T)
@@ -149,6 +138,22 @@ def expand(frames, correction, found, expanded, row, factor_V, merges):
         expanded.scale_RT[row, frame] = scale
         in_blank = (in_blank + in_label) * (frames.blank_T[frame] * scale)
         in_label = begins_T[frame] + in_label * repeat
+
+
+@compiled
+def token_factors(memory_R, out_RV, factor_V):
+    """Write the exponential of `LogitCorrection.forward`, by which the probabilities of all tokens are multiplied."""
+    factor_V[:] = 0
+    paired = len(memory_R) - len(memory_R) % 4
+    for r in range(0, paired, 4):
+        m0, m1, m2, m3 = memory_R[r], memory_R[r + 1], memory_R[r + 2], memory_R[r + 3]
+        out0_V, out1_V, out2_V, out3_V = out_RV[r], out_RV[r + 1], out_RV[r + 2], out_RV[r + 3]
+        for v in range(len(factor_V)):
+            factor_V[v] += m0 * out0_V[v] + m1 * out1_V[v] + m2 * out2_V[v] + m3 * out3_V[v]
+    for r in range(paired, len(memory_R)):
+        for v in range(len(factor_V)):
+            factor_V[v] += memory_R[r] * out_RV[r, v]
+    exponentiate(factor_V)
 
 
 @compiled

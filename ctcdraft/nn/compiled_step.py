@@ -8,7 +8,8 @@ twin: a small head's weights are multiplied in less time than its sixty tensor o
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,6 +59,29 @@ class HeldWeights:
 
     def versions(self) -> list[int]:
         return [weight._version for weight in self.weights]
+
+
+class CachedArrays(NamedTuple):
+    """What `LogitCorrection.arrays` returns, and the weights it was made from."""
+
+    arrays: Sequence[Any]
+    held: HeldWeights
+    versions: list[int]
+
+    @classmethod
+    def of(cls, correction: Any) -> CachedArrays | None:
+        weights = correction.out.weight, *correction.recurrent_weights()
+        is_ready = correction.out.weight.T.is_contiguous() and all(weight.dtype == torch.float32 for weight in weights)
+        if not is_ready or not correction.is_cacheable(*correction.parameters()):
+            return None
+        if (table_VG := correction.projected_tokens()) is None:
+            return None
+        held, (out, recurrent, bias) = HeldWeights(correction), (weight.detach() for weight in weights)
+        arrays = table_VG.numpy(), recurrent.numpy(), bias.numpy(), out.T.numpy()
+        return cls(arrays, held, held.versions())
+
+    def are_current(self) -> bool:
+        return self.held.are_current() and self.held.versions() == self.versions
 
 
 def compiled_logits(head: Any, states_XD: Tensor) -> Tensor | None:

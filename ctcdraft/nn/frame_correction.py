@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctcdraft.errors import check_int
+from ctcdraft.nn.compiled_step import is_ready_linear
 from ctcdraft.nn.logit_correction import LogitCorrection
 
 
@@ -70,5 +72,14 @@ class FrameGRUCorrection(LogitCorrection):
     def input_projection(self) -> tuple[Tensor, Tensor | None]:
         return self.cell.weight_ih, None
 
-    def arrays(self) -> None:
-        """Return None: the compiled searches hold memories of `rank` numbers."""
+    def recurrent_weights(self) -> tuple[Tensor, Tensor]:
+        return self.cell.weight_hh, torch.zeros_like(self.cell.weight_hh[:, 0])
+
+    def arrays(self) -> Sequence[Any] | None:
+        return super().arrays() if is_ready_linear(self.of_tokens) else None
+
+    def frame_arrays(self, memory_R: Tensor) -> tuple[Any, Sequence[Any]]:
+        state_M, queue_Q = memory_R.split([self.memory, len(memory_R) - self.memory])
+        frames_TE = queue_Q.view(-1, self.rank + 1).numpy()
+        features = frames_TE[:, :-1].copy(), frames_TE[:, -1].copy(), self.of_tokens.weight.detach().T.numpy()
+        return state_M.numpy(), features

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ctcdraft.errors import check_int
 from ctcdraft.nn.block_config import RMSNorm
 from ctcdraft.nn.block_operations import gru_memory, gru_step, row_zero
-from ctcdraft.nn.compiled_step import HeldWeights, compiled_gru_start
+from ctcdraft.nn.compiled_step import CachedArrays, compiled_gru_start
 
 EMBEDDING_CHUNK = 8192  # tokens projected at once, so that no second copy of all embeddings is in memory
 
@@ -29,29 +29,6 @@ class CachedTable(NamedTuple):
     # Kept alive, or new weights could reuse their addresses and make a stale table look valid.
     source_weights: tuple[Tensor, ...]
     values_VG: Tensor
-
-
-class CachedArrays(NamedTuple):
-    """What `LogitCorrection.arrays` returns, and the weights it was made from."""
-
-    arrays: Sequence[Any]
-    held: HeldWeights
-    versions: list[int]
-
-    @classmethod
-    def of(cls, correction: Any) -> CachedArrays | None:
-        weights = correction.out.weight, *correction.recurrent_weights()
-        is_ready = correction.out.weight.T.is_contiguous() and all(weight.dtype == torch.float32 for weight in weights)
-        if not is_ready or not correction.is_cacheable(*correction.parameters()):
-            return None
-        if (table_VG := correction.projected_tokens()) is None:
-            return None
-        held, (out, recurrent, bias) = HeldWeights(correction), (weight.detach() for weight in weights)
-        arrays = table_VG.numpy(), recurrent.numpy(), bias.numpy(), out.T.numpy()
-        return cls(arrays, held, held.versions())
-
-    def are_current(self) -> bool:
-        return self.held.are_current() and self.held.versions() == self.versions
 
 
 class LogitCorrection(nn.Module):
@@ -131,6 +108,14 @@ class LogitCorrection(nn.Module):
             self._arrays = CachedArrays.of(self)
         return None if self._arrays is None else self._arrays.arrays
 
+    def alignment_arrays(self) -> Sequence[Any] | None:
+        """Return `arrays` where frames may hold any draft token, for the searches of alignments; else None."""
+        return None if self.reads_frames else self.arrays()
+
+    def frame_arrays(self, memory_R: Tensor) -> tuple[Any, Sequence[Any]]:
+        """Return a memory_M, and frame_TR, corrected_T and tokens_MR where its features read the frames, else ()."""
+        return memory_R.numpy(), ()
+
     def project_tokens(self, tokens_X: Tensor) -> Tensor:
         """Return the projected embeddings_XG of tokens, from a table of all tokens where it may be used."""
         if (table_VG := self.projected_tokens()) is None:
@@ -140,7 +125,7 @@ class LogitCorrection(nn.Module):
     def projected_tokens(self) -> Tensor | None:
         """Return the table of all tokens; None where it may not be used."""
         weight, bias = self.input_projection()
-        sources = (self.embedding.weight, self.norm.weight, weight, *(() if bias is None else (bias,)))
+        sources = (self.embedding.weight, *self.norm.parameters(), weight, *(() if bias is None else (bias,)))
         if not self.is_cacheable(*sources):
             return None
         state = tuple((source.data_ptr(), source._version) for source in sources)

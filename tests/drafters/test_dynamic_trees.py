@@ -84,11 +84,9 @@ def test_an_example_by_hand():
     assert tree.parents_N.tolist() == [-1, 0, 0, 2, 3, 1, 1]
     assert step_function.rows == 1 + 2 + 2
     # The reranking of EAGLE-2: 3 draft tokens leave out the node of depth 3; with e as stop token it never exists.
-    assert texts(build_dynamic_tree(TableStepFunction(lambda text: table[text]), TreeRequest(ROOT, 3, 4), 2, 5)) == [
-        (0,),
-        (1,),
-        (1, 4),
-    ]
+    step_function = TableStepFunction(lambda text: table[text])
+    assert texts(build_dynamic_tree(step_function, TreeRequest(ROOT, 3, 4), 2, 5)) == [(0,), (1,), (1, 4)]
+    assert step_function.rows == 1 + 2  # b e is third, so that nothing after it is better than the three
     stopped = texts(
         build_dynamic_tree(
             TableStepFunction(lambda text: table.get(text, [0.2] * 5)), TreeRequest(ROOT, 3, 7, (4,)), 2, 5

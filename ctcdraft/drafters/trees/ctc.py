@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctcdraft.ctc.alignment import collapse
-from ctcdraft.ctc.best_first import compiled_conditioned_search, compiled_search
+from ctcdraft.ctc.best_first import MAX_BEST_FIRST_NODES, compiled_conditioned_search, compiled_search
 from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search
 from ctcdraft.ctc.fused_conditioned import fused_conditioned_search
 from ctcdraft.ctc.prefix_search import Prefixes, RankedNodes, fused_prefix_search, prefix_search, pruned_mass
@@ -25,11 +25,6 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.request import Conditioned, ConditionedFrames, TreeRequest, UnconditionedFrames
 from ctcdraft.drafters.trees.static import Choice, cheapest
 from ctcdraft.errors import check_float, check_int
-
-# Up to this many nodes the search of one prefix at a time is faster on a CPU. Measured before it was compiled, by
-# benchmarks/decoding.py with 8 frames of 32,001 classes, one thread, sharpness 3: 0.6 ms against 1.1 at 16 nodes, 1.27
-# against 1.45 at 64, 1.67 against 1.61 at 96; with sharper and with flatter frames it is no slower even at 128.
-MAX_BEST_FIRST_NODES = 64
 
 
 class PrefixSearch:

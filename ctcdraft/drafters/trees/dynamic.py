@@ -33,9 +33,7 @@ class DynamicTree:
         return build_dynamic_tree(step_function, request, width, children)
 
 
-def build_dynamic_tree(
-    step_function: StepFunction, request: TreeRequest, width: int, children: int, prune: bool = False
-) -> TokenTree:
+def build_dynamic_tree(step_function: StepFunction, request: TreeRequest, width: int, children: int) -> TokenTree:
     """Keep the nodes - 1 most probable nodes of every level, continue `width` of them; then keep the best of all.
 
     A text is never more probable than its prefix, so no node is kept without its parent, and the n best of each level
@@ -44,14 +42,12 @@ def build_dynamic_tree(
         p(a) = .6  p(b) = .4        p(c | a) = .5  p(d | a) = .5       p(e | b) = .9
         4 draft tokens:  a .6   b .4   e .36   c .3      (b e is better than a d; of equals the first)
 
-    Args:
-        prune: do not continue texts that cannot be in the tree, on a CPU. The tree is the same but for exact ties; it
-            pays where every prefix costs a pass over the whole vocabulary.
+    On a CPU texts that cannot be in the tree are not continued, as every one costs a forward pass.
     """
     root, count = request.root, request.nodes - 1
     if request.depth < 1 or count < 1:
         return TokenTree.only_root(root)
-    prune = prune and root.is_cpu and not request.padded  # elsewhere asking would stall every level
+    prune = root.is_cpu and not request.padded  # elsewhere asking would stall every level
     stops_S = request.stop_ids_S()
     tokens_K, rows_K = root.reshape(1), torch.zeros_like(root.reshape(1))
     nodes_K, log_probs_K = rows_K, torch.zeros(1, device=root.device)  # node 0 is the root, of probability 1

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import log
+from typing import Any, cast
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from ctcdraft.ctc.best_first import MAX_BEST_FIRST_NODES, PrefixLists, stop_ids_array, to_lists
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.dynamic import DynamicTree, build_dynamic_tree
 from ctcdraft.drafters.trees.request import Conditioned, StepTreeBuilder, TreeRequest
 from ctcdraft.drafters.trees.static import Choice, StaticTree, cheapest
 from ctcdraft.errors import InputError
+from ctcdraft.machine_code import load_kernels
+
+KERNELS = "ctcdraft.drafters.trees.per_frame_kernels"
 
 
 class PerFrameTree:
@@ -31,9 +38,11 @@ class PerFrameTree:
 
     def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree:
         request = request.limit_depth(len(log_probs_TC))
+        if self.exact and (found := compiled_per_frame_search(log_probs_TC, conditioned, request)) is not None:
+            return TokenTree.from_lists(request.root, *found)
         step_function = PerFrameStepFunction(log_probs_TC, conditioned)
         if self.exact:
-            return build_dynamic_tree(step_function, request, request.nodes, request.nodes, prune=True)
+            return build_dynamic_tree(step_function, request, request.nodes, request.nodes)
         return self.step_tree(step_function, request)
 
 
@@ -62,6 +71,33 @@ class PerFrameStepFunction:
         if self.frame > 0:  # the first call has the root, which is in the correction's initial state
             self.conditioned = self.conditioned.extend(tokens_K, rows_K)
         return self.conditioned.token_log_probs(self.frame)
+
+
+def compiled_per_frame_search(
+    log_probs_TC: Tensor, conditioned: Conditioned, request: TreeRequest
+) -> PrefixLists | None:
+    """Return the most probable texts as `build_dynamic_tree` gives them, by machine code; None where not possible.
+
+    Texts below `request.min_path_prob` are left out. Of equals others may be selected.
+    """
+    few = log_probs_TC.is_cpu and log_probs_TC.dtype == torch.float32 and request.nodes <= MAX_BEST_FIRST_NODES
+    if not few or request.padded or (kernels := load_kernels(KERNELS)) is None:
+        return None
+    if request.nodes < 2 or request.depth < 1:
+        return [], [], []
+    none_RV = np.empty((0, log_probs_TC.shape[1] - 1), np.float32)
+    no_frames = none_RV, none_RV[:, 0], none_RV
+    memory_M, arrays, frames = none_RV[:, 0], cast(Any, (none_RV, *no_frames)), cast(Any, no_frames)
+    if conditioned is None:
+        probs_TV = log_probs_TC[:, :-1].exp()
+    else:
+        probs_TV, arrays = conditioned.token_probs_TV, conditioned.correction.arrays()
+        if arrays is None or not conditioned.is_float32():
+            return None
+        memory_M, frames = conditioned.correction.frame_arrays(conditioned.memory_KR[0])
+    given = kernels.Correction(*arrays), kernels.FrameFeatures(*(frames or no_frames)), memory_M
+    limits = request.nodes - 1, stop_ids_array(request.stop_ids), request.depth, request.min_path_prob
+    return to_lists(kernels.search(probs_TV.numpy(), *given, *limits))
 
 
 def likely_choices(

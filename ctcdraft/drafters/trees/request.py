@@ -51,7 +51,7 @@ class TreeRequest:
     nodes: int  # maximal number of nodes, the root included
     stop_ids: Sequence[int] = ()  # tokens below which nothing is drafted
     sampling: DraftSampling | None = None  # needed by builders that sample their draft tokens
-    min_path_prob: float = 0.0  # prefix searches stop at the first node below it; other builders ignore it
+    min_path_prob: float = 0.0  # best-first searches stop at the first node below it; other builders ignore it
     padded: bool = False  # return trees of exactly `nodes` nodes, without host synchronisation
 
     @classmethod
@@ -111,10 +111,12 @@ class ConditionedFrames:
         return replace(self, memory_KR=self.correction.extend(self.memory_KR, rows_K, tokens_K))
 
     def arrays(self) -> Sequence[Any] | None:
-        correction = self.correction.arrays()
-        if correction is None or self.log_probs_TC.dtype != torch.float32 or self.memory_KR.dtype != torch.float32:
-            return None
-        return self.token_probs_TV.numpy(), self.memory_KR[0].numpy(), *correction
+        """Return arrays for a search of alignments; None where there are none."""
+        correction = self.correction.alignment_arrays() if self.is_float32() else None
+        return correction and (self.token_probs_TV.numpy(), self.memory_KR[0].numpy(), *correction)
+
+    def is_float32(self) -> bool:
+        return self.log_probs_TC.dtype == self.memory_KR.dtype == torch.float32
 
     def correction_weight(self) -> Tensor:
         return self.correction.out.weight
