@@ -23,7 +23,8 @@ VELTKAMP_FACTOR = 2.0**24 + 1
 TIE_TOLERANCE = 1 + 1e-8  # larger than that rounding, so that a bound cuts nothing that could still tie
 # Up to this many nodes the search of one prefix at a time is faster on a CPU. Measured before it was compiled, by
 # benchmarks/decoding.py with 8 frames of 32,001 classes, one thread, sharpness 3: 0.6 ms against 1.1 at 16 nodes, 1.27
-# against 1.45 at 64, 1.67 against 1.61 at 96; with sharper and with flatter frames it is no slower even at 128.
+# against 1.45 at 64, 1.67 against 1.61 at 96; with sharper and with flatter frames it is no slower even at 128. Trees
+# of 64 nodes from frames that are draft tokens take, compiled, at most about half of the time by levels.
 MAX_BEST_FIRST_NODES = 64
 
 PrefixLists = tuple[list[int], list[int], list[float]]  # tokens, parents with -1 for the empty prefix, and masses

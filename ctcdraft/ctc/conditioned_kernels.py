@@ -26,8 +26,8 @@ from ctcdraft.ctc.search_kernels import replace_least
 
 
 class Correction(NamedTuple):
-    """A logit correction of rank R: after token v, of the projected inputs table_VG, the memory is a row of them
-    (Markov: G = R, recurrent_GR is empty) or a GRU cell's next one (G = 3 R)."""
+    """A logit correction: after token v the memory is row v of the projected inputs table_VG (Markov: recurrent_GR is
+    empty) or a GRU cell's next one. out_RV multiplies the memory, or features of it (`FrameGRUCorrection`)."""
 
     table_VG: np.ndarray
     recurrent_GR: np.ndarray
@@ -50,7 +50,7 @@ def search(frames, correction, memory_R, nodes, stops_S, depth, merges, min_mass
     memory_KR = np.empty((rows, len(memory_R)), np.float32)
     memory_KR[0] = memory_R
     expanded = Expanded(np.zeros(rows, np.int64), masses_3RT[0], masses_3RT[1], masses_3RT[2], memory_KR)
-    best_masses_N = np.full(nodes, min_mass)  # of all candidates, ascending
+    best_masses_N = np.full(nodes, min_mass, np.float64)  # of all candidates, ascending
     factor_V = np.empty(frames.probs_TV.shape[1], np.float32)
     count, row, entry = 1, 0, 0  # entry 0 is the empty prefix
     while nodes > 0 and depth > 0:
@@ -141,18 +141,18 @@ def expand(frames, correction, found, expanded, row, factor_V, merges):
 
 
 @compiled
-def token_factors(memory_R, out_RV, factor_V):
-    """Write the exponential of `LogitCorrection.forward`, by which the probabilities of all tokens are multiplied."""
+def token_factors(features_R, out_RV, factor_V):
+    """Write exp(features_R @ out_RV), by which the probabilities of all tokens are multiplied."""
     factor_V[:] = 0
-    paired = len(memory_R) - len(memory_R) % 4
+    paired = len(features_R) - len(features_R) % 4
     for r in range(0, paired, 4):
-        m0, m1, m2, m3 = memory_R[r], memory_R[r + 1], memory_R[r + 2], memory_R[r + 3]
+        m0, m1, m2, m3 = features_R[r], features_R[r + 1], features_R[r + 2], features_R[r + 3]
         out0_V, out1_V, out2_V, out3_V = out_RV[r], out_RV[r + 1], out_RV[r + 2], out_RV[r + 3]
         for v in range(len(factor_V)):
             factor_V[v] += m0 * out0_V[v] + m1 * out1_V[v] + m2 * out2_V[v] + m3 * out3_V[v]
-    for r in range(paired, len(memory_R)):
+    for r in range(paired, len(features_R)):
         for v in range(len(factor_V)):
-            factor_V[v] += memory_R[r] * out_RV[r, v]
+            factor_V[v] += features_R[r] * out_RV[r, v]
     exponentiate(factor_V)
 
 

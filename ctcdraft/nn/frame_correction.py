@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctcdraft.errors import check_int
-from ctcdraft.nn.compiled_step import is_ready_linear
+from ctcdraft.nn.compiled_step import MAX_WEIGHTS, is_ready_linear
 from ctcdraft.nn.logit_correction import LogitCorrection
 
 
@@ -76,7 +76,9 @@ class FrameGRUCorrection(LogitCorrection):
         return self.cell.weight_hh, torch.zeros_like(self.cell.weight_hh[:, 0])
 
     def arrays(self) -> Sequence[Any] | None:
-        return super().arrays() if is_ready_linear(self.of_tokens) else None
+        # Machine code multiplies one prefix at a time; with more weights torch's products of a level are faster.
+        few = self.cell.weight_hh.numel() <= MAX_WEIGHTS
+        return super().arrays() if few and is_ready_linear(self.of_tokens) else None
 
     def frame_arrays(self, memory_R: Tensor) -> tuple[Any, Sequence[Any]]:
         state_M, queue_Q = memory_R.split([self.memory, len(memory_R) - self.memory])

@@ -101,7 +101,7 @@ class LogitCorrection(nn.Module):
         return self.out.weight[:0], self.out.weight[:0, 0]
 
     def arrays(self) -> Sequence[Any] | None:
-        """Return float32 arrays table_VG, recurrent_GR, bias_G and out_RV, the last three views; None without such."""
+        """Return float32 arrays table_VG, recurrent_GR, bias_G and out_RV; None without such."""
         if not self.is_cacheable():
             return None
         if self._arrays is None or not self._arrays.are_current():
@@ -113,7 +113,7 @@ class LogitCorrection(nn.Module):
         return None if self.reads_frames else self.arrays()
 
     def frame_arrays(self, memory_R: Tensor) -> tuple[Any, Sequence[Any]]:
-        """Return a memory_M, and frame_TR, corrected_T and tokens_MR where its features read the frames, else ()."""
+        """Return the recurrent memory_M, and the arrays of `FrameFeatures` if the correction reads frames, else ()."""
         return memory_R.numpy(), ()
 
     def project_tokens(self, tokens_X: Tensor) -> Tensor:

@@ -65,13 +65,8 @@ def test_every_text(kind, seed):
     log_probs_TC, conditioned = given_frames(kind, seed, 3, 4)
     masses = slow_products(next_token_probs(log_probs_TC, conditioned), 3, 4)
     best = sorted(masses, key=lambda text: -masses[text])
-    for nodes, depth, stops, least in [
-        (2, 3, (), 0),
-        (9, 3, (), 0),
-        (60, 3, (), 0),
-        (30, 2, (0,), 0),
-        (30, 3, (), 0.02),
-    ]:
+    limits = [(2, 3, (), 0.0), (9, 3, (), 0.0), (60, 3, (), 0.0), (30, 2, (0,), 0.0), (30, 3, (), 0.02)]
+    for nodes, depth, stops, least in limits:
         request = TreeRequest(ROOT, depth, nodes, stops, min_path_prob=least)
         found = [
             text for text in best
@@ -113,6 +108,21 @@ def test_of_texts_that_tie_the_most_probable_are_found():
             truth = sorted((mass for mass in masses.values() if mass > 0), reverse=True)[: nodes - 1]
             assert sorted((masses[text] for text in texts(tree)), reverse=True) == pytest.approx(truth)
             assert len({*texts(tree)}) == len(texts(tree))
+
+
+def test_a_frame_whose_blank_is_certain_still_gives_tokens():
+    """The blank is shared out to the tokens, which are 110 nats below it; and frames may have gradients."""
+    logits_TC = torch.tensor([[0.0, 1, 2, 3, 110], [3.0, 2, 1, 0, 110]], requires_grad=True)
+    tree = PerFrameTree(None)(logits_TC.log_softmax(-1), TreeRequest(ROOT, 2, 4))
+    assert tree.tokens_N.tolist() == [1, 3, 0, 2]
+
+
+@torch.no_grad()
+def test_a_large_gru_is_left_to_tensor_operations(monkeypatch):
+    conditioned = given_frames("frame_gru", 0, 3, 4)[1]
+    assert conditioned.correction.arrays() is not None
+    monkeypatch.setattr("ctcdraft.nn.frame_correction.MAX_WEIGHTS", 3 * 4 * 4 - 1)  # of recurrent weights
+    assert conditioned.correction.arrays() is None
 
 
 @pytest.mark.parametrize("kind", CORRECTIONS)

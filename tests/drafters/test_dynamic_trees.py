@@ -6,6 +6,7 @@ import pytest
 import torch
 from truths_trees import slow_best_first, slow_eagle2, texts
 
+from ctcdraft.decoding.step_operations import PADDING
 from ctcdraft.drafters.trees.dynamic import DynamicTree, build_dynamic_tree
 from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.errors import InputError
@@ -94,6 +95,33 @@ def test_an_example_by_hand():
     )
     assert (1, 4) in stopped
     assert not any(text[:2] == (1, 4) and len(text) > 2 for text in stopped)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_that_are_not_continued_change_nothing(seed):
+    """Padded trees continue all. Quarters, so that many probabilities are equal."""
+    draws = random_distributions(seed, vocabulary=4)
+
+    def distribution(text):
+        return [round(4 * prob) / 4 for prob in draws(text)]
+
+    rows = []
+    for width, children, nodes in [(9, 9, 6), (2, 3, 7), (1, 1, 5), (3, 2, 20)]:
+        found = []
+        for padded in (False, True):
+            step_function = TableStepFunction(distribution)
+            tree = build_dynamic_tree(step_function, TreeRequest(ROOT, 5, nodes, (1,), padded=padded), width, children)
+            real_N = tree.tokens_N != PADDING
+            found.append((tree.tokens_N[real_N].tolist(), tree.parents_N[real_N].tolist()))
+            rows.append(step_function.rows)
+        assert found[0] == found[1]
+    assert sum(rows[::2]) < sum(rows[1::2])
+
+
+def test_a_chain_ends_at_a_stop_token():
+    step_function = TableStepFunction(lambda text: [0.7, 0.2, 0.1])
+    assert DynamicTree(1, 1)(step_function, TreeRequest(ROOT, 7, 12, (0,))).tokens_N.tolist() == [99, 0]
+    assert step_function.rows == 1
 
 
 def test_without_room_the_tree_is_the_root():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -10,16 +11,29 @@ from torch import nn
 
 from ctcdraft.nn import compiled_step
 from ctcdraft.nn import logit_correction as module
+from ctcdraft.nn.frame_correction import FrameGRUCorrection
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 from ctcdraft.nn.weight_layout import to_column_major_
 
 VOCABULARY, WIDTH, RANK = 40, 12, 5
 
 
-@pytest.fixture(params=[GRUCorrection, MarkovCorrection], ids=["gru", "markov"])
+WITH_TABLES = {"gru": GRUCorrection, "markov": MarkovCorrection}
+CORRECTIONS = {
+    **WITH_TABLES,
+    "own_markov": partial(MarkovCorrection, own_embedding=True),
+    "frame_gru": partial(FrameGRUCorrection, memory=4, uncorrected=1),
+}
+
+
+@pytest.fixture(params=WITH_TABLES.values(), ids=WITH_TABLES)
 def correction(request):
+    return made(request.param)
+
+
+def made(make):
     torch.manual_seed(1)
-    one = request.param(nn.Embedding(VOCABULARY, WIDTH).requires_grad_(False), RANK, 1e-6)
+    one = make(nn.Embedding(VOCABULARY, WIDTH).requires_grad_(False), RANK, 1e-6)
     for weight in one.parameters():
         nn.init.normal_(weight)
     return one.eval()
@@ -93,12 +107,15 @@ def replace_layer(one):
 @pytest.mark.parametrize(
     "change", [change_in_place, load, write_without_version, change_embedding, store_elsewhere, replace_layer]
 )
+@pytest.mark.parametrize("kind", CORRECTIONS)
 @torch.no_grad()
-def test_a_start_by_machine_code_follows_the_weights(correction, change, monkeypatch):
+def test_a_start_by_machine_code_follows_the_weights(kind, change, monkeypatch):
     """And the arrays of the search do."""
+    correction = made(CORRECTIONS[kind])
 
     def start(one):
-        return one.start(torch.linspace(-1, 1, WIDTH).view(1, 1, WIDTH), torch.tensor([[7]]))
+        anchor_XD = torch.linspace(-1, 1, WIDTH).view(1, 1, WIDTH)
+        return one.start(anchor_XD, torch.tensor([[7]]), anchor_XD[:, :, None].expand(-1, -1, 3, -1))
 
     to_column_major_(correction)
     before, tables = start(correction), correction.arrays()
@@ -108,7 +125,8 @@ def test_a_start_by_machine_code_follows_the_weights(correction, change, monkeyp
         assert compiled_step.compiled_gru_start(*asked) is not None
     change(correction)
     after = start(correction)
-    if change is not replace_layer or isinstance(correction, GRUCorrection):
+    unread = {"own_markov": (replace_layer, change_embedding), "gru": ()}.get(kind, (replace_layer,))
+    if change not in unread:
         assert not torch.allclose(after, before, atol=1e-2)
     with monkeypatch.context() as patch:
         patch.setattr(compiled_step, "step_kernels", lambda: None)

@@ -42,12 +42,13 @@ def build_dynamic_tree(step_function: StepFunction, request: TreeRequest, width:
         p(a) = .6  p(b) = .4        p(c | a) = .5  p(d | a) = .5       p(e | b) = .9
         4 draft tokens:  a .6   b .4   e .36   c .3      (b e is better than a d; of equals the first)
 
-    On a CPU texts that cannot be in the tree are not continued, as every one costs a forward pass.
+    On a CPU, unless padded, a node is not continued once nodes - 1 others are at least as probable. The tree is the
+    same, from fewer forward passes with fewer rows.
     """
     root, count = request.root, request.nodes - 1
     if request.depth < 1 or count < 1:
         return TokenTree.only_root(root)
-    prune = root.is_cpu and not request.padded  # elsewhere asking would stall every level
+    prune = root.is_cpu and not request.padded  # elsewhere the host would wait for every level
     stops_S = request.stop_ids_S()
     tokens_K, rows_K = root.reshape(1), torch.zeros_like(root.reshape(1))
     nodes_K, log_probs_K = rows_K, torch.zeros(1, device=root.device)  # node 0 is the root, of probability 1
@@ -63,11 +64,11 @@ def build_dynamic_tree(step_function: StepFunction, request: TreeRequest, width:
         first, joint_N = first + len(level[0]), level[2]
         if prune:
             best_N = torch.cat([best_N, joint_N]).topk(min(count, len(best_N) + len(joint_N))).values
-            if len(best_N) == count:
-                live = int((log_probs_K > best_N[-1]).sum())  # sorted: the live texts come first
-                if not live:
-                    break
-                tokens_K, rows_K, nodes_K, log_probs_K = (column_K[:live] for column_K in level[3:])
+            least = best_N[-1] if len(best_N) == count else -torch.inf
+            live = int((log_probs_K > least).sum())  # sorted: the live texts come first
+            if not live:
+                break
+            tokens_K, rows_K, nodes_K, log_probs_K = (column_K[:live] for column_K in level[3:])
     return top_nodes_tree(root, levels, count, request.padded)
 
 

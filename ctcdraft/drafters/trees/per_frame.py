@@ -78,7 +78,8 @@ def compiled_per_frame_search(
 ) -> PrefixLists | None:
     """Return the most probable texts as `build_dynamic_tree` gives them, by machine code; None where not possible.
 
-    Texts below `request.min_path_prob` are left out. Of equals others may be selected.
+    Texts below `request.min_path_prob` are left out, and with a correction tokens less probable than e^-80 times their
+    frame's blank. Of equals others may be selected.
     """
     few = log_probs_TC.is_cpu and log_probs_TC.dtype == torch.float32 and request.nodes <= MAX_BEST_FIRST_NODES
     if not few or request.padded or (kernels := load_kernels(KERNELS)) is None:
@@ -89,14 +90,15 @@ def compiled_per_frame_search(
     no_frames = none_RV, none_RV[:, 0], none_RV
     memory_M, arrays, frames = none_RV[:, 0], cast(Any, (none_RV, *no_frames)), cast(Any, no_frames)
     if conditioned is None:
-        probs_TV = log_probs_TC[:, :-1].exp()
+        probs_TV = log_probs_TC[:, :-1].detach().softmax(dim=-1)
     else:
         probs_TV, arrays = conditioned.token_probs_TV, conditioned.correction.arrays()
         if arrays is None or not conditioned.is_float32():
             return None
         memory_M, frames = conditioned.correction.frame_arrays(conditioned.memory_KR[0])
     given = kernels.Correction(*arrays), kernels.FrameFeatures(*(frames or no_frames)), memory_M
-    limits = request.nodes - 1, stop_ids_array(request.stop_ids), request.depth, request.min_path_prob
+    depth = min(request.depth, len(probs_TV))
+    limits = request.nodes - 1, stop_ids_array(request.stop_ids), depth, request.min_path_prob
     return to_lists(kernels.search(probs_TV.numpy(), *given, *limits))
 
 

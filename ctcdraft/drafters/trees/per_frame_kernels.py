@@ -1,7 +1,8 @@
 """The loops of `per_frame.compiled_per_frame_search`, compiled by numba: the most probable texts, best first.
 
-A text is never more probable than its prefix, so the next best of all is always a child of one that was taken already.
-Only what is better than the worst of the best `nodes` candidates is kept. Frames are float32, masses float64.
+A text is never more probable than its prefix, so the next best of all is always a child of one already in the tree.
+Only candidates better than the worst of the best `nodes` are kept; `nodes` does not count the root. Probabilities of
+frames are float32; masses, their products along a text, float64.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ctcdraft.ctc.search_kernels import replace_least
 
 
 class FrameFeatures(NamedTuple):
-    """Frames that a correction reads beside its memory, see `FrameGRUCorrection`; without rows there are none."""
+    """Frames that a correction reads beside its memory (`FrameGRUCorrection`); without rows it reads none."""
 
     frame_TR: np.ndarray
     corrected_T: np.ndarray  # 1 or 0
@@ -25,7 +26,7 @@ class FrameFeatures(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """The texts taken so far, by row: row 0 is the root."""
+    """The draft prefixes already in the tree, by row: row 0 is the root."""
 
     token_N: np.ndarray
     parent_N: np.ndarray
@@ -35,7 +36,7 @@ class Texts(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """One more token after each text. The mass is -1 once it was taken."""
+    """Prefixes with one more token. The mass is -1 once it is in the tree."""
 
     token_Q: np.ndarray
     row_Q: np.ndarray
@@ -52,7 +53,7 @@ def search(probs_TV, correction, features, memory_M, nodes, stops_S, depth, min_
     texts.memory_NM[0] = memory_M
     size = nodes * (nodes + 1)
     waiting = Candidates(np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size))
-    best_masses_N = np.full(nodes, min_mass)  # of all candidates, ascending
+    best_masses_N = np.full(nodes, min_mass, np.float64)  # of all candidates, ascending
     best_V, count, row = np.empty(probs_TV.shape[1], np.float32), 0, 0
     while True:
         level, may_grow = texts.level_N[row], row == 0 or not (stops_S == texts.token_N[row]).any()
@@ -87,14 +88,14 @@ def next_probs(probs_V, correction, features, level, memory_M, next_V):
     for v in range(len(next_V)):
         next_V[v] *= probs_V[v]
         total += next_V[v]
-    share = np.float32(1) / total
+    share = np.float32(1) / total if total > 0 else np.float32(0)
     for v in range(len(next_V)):
         next_V[v] *= share
 
 
 @compiled
 def frame_features(features, level, memory_M):
-    """Do `FrameGRUCorrection.features`."""
+    """Return corrected * SiLU(frame + tokens @ memory), as `FrameGRUCorrection.features` does."""
     sum_R = features.frame_TR[level].copy()
     for m in range(len(memory_M)):
         for r in range(len(sum_R)):

@@ -51,7 +51,7 @@ class TreeRequest:
     nodes: int  # maximal number of nodes, the root included
     stop_ids: Sequence[int] = ()  # tokens below which nothing is drafted
     sampling: DraftSampling | None = None  # needed by builders that sample their draft tokens
-    min_path_prob: float = 0.0  # best-first searches stop at the first node below it; other builders ignore it
+    min_path_prob: float = 0.0  # only a saving: prefix and compiled per-frame searches leave out nodes below it
     padded: bool = False  # return trees of exactly `nodes` nodes, without host synchronisation
 
     @classmethod
