@@ -36,7 +36,6 @@ HERE = Path(__file__).parent
 CONFIG: Row = yaml.safe_load("".join(file.read_text() for file in sorted(HERE.glob("results*.yaml"))))
 CONFIG["tables"] |= yaml.safe_load((HERE / "comparison" / "tables.yaml").read_text())["tables"]
 STUDIES: dict[str, Row] = CONFIG["studies"]
-ARMS = ("steps", "time")  # of training.json; the rest are searches of the learning rate
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
@@ -125,14 +124,11 @@ def trained(raw: Path, place: Path) -> dict[str, Row]:
         if "arm" not in entry:  # of benchmarks/methods.py
             heads[key] = {"steps": entry["steps"]}
             heads[key]["train_seconds"] = entry["processor_seconds"] - entry["of_which_start"]
-        for number, reading in enumerate(entry["readings"]) if entry.get("arm") in ARMS else ():
+        for number, reading in enumerate(entry["readings"]) if entry.get("arm") == "steps" else ():
             tree = f"@{reading}" if reading else ""
-            name = f"{entry['same_as'] or key}{tree}"
             line = {"method": f"{entry['entrant']}{tree}", "tree": labels[number] if labels else None}
             line |= {one: entry[one] for one in ("seed", "steps", "learning_rate")} | entry["factors"]
-            # A head that an arm does not change is shared: it has one row, with the names of all its arms.
-            line["arms"] = "+".join(filter(None, [heads.get(name, {}).get("arms"), entry["arm"]]))
-            heads[name] = {**line, "train_seconds": entry["seconds"].get("processor")}
+            heads[f"{key}{tree}"] = {**line, "train_seconds": entry["seconds"].get("processor")}
     return heads
 
 

@@ -18,7 +18,7 @@ from studies.comparison.tables import rebuild
 
 TITLES = {
     "main": "All heads: training, tau, draft cost, speed-up",
-    "main_timed": "The same of heads that were timed, without further trees",
+    "main_timed": "The same, of those that were timed",
     "heads": "Speed-up, timed, with adaptive trees (intervals over questions)",
     "heads_fixed": "Timed, with trees of 16 nodes",
     "heads_tau": "tau at 16 nodes by budget, first seed (intervals over questions)",
