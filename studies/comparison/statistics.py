@@ -144,15 +144,15 @@ def tree_effects(
     """Yield each tree minus another one over all cells with both; for each loss where it has a tree of its own kind."""
     for less, more in combinations(by_tree, 2):
         both = [cell for cell in by_tree[more] if cell in by_tree[less]]
-        groups = {more: both}
+        groups = {"all": both}
         if {less, more} & {*rules["unlike"]}:
             losses = dict.fromkeys(cells[cell]["objective"] for cell in both)
-            groups = {f"{more}, {loss}": [one for one in both if cells[one]["objective"] == loss] for loss in losses}
-        for label, group in groups.items():
+            groups = {loss: [one for one in both if cells[one]["objective"] == loss] for loss in losses}
+        for loss, group in groups.items():
             if group:
-                labels = {"role": CROSSED, "tree": BOTH, "factor": "tree", "more": label, "less": less, "seeds": "1+1"}
+                labels = {"role": CROSSED, "tree": BOTH, "factor": "tree", "more": more, "less": less, "seeds": "1+1"}
                 sides = [[by_tree[tree][cell][0] for cell in group] for tree in (more, less)]
-                yield labels | at.labels() | bootstrap(at, *sides)
+                yield labels | {"objective": loss} | at.labels() | bootstrap(at, *sides)
 
 
 def factor_effects(

@@ -161,10 +161,10 @@ def test_heads_and_claims(store, rules, tmp_path):
         ("frames", "body", "one"): 0.0, ("prefix", "body", "one"): 0.0,  # losses are not compared in `frames`
         ("own", "body", "one"): 0.0, ("own", "objective", "ce"): 1.0,  # ce in its frames, ctc in the prefix tree
     })  # fmt: skip
-    trees = crossed[crossed.tree == "both"].set_index(["more", "less"]).tau.to_dict()
+    trees = crossed[crossed.tree == "both"].set_index(["more", "objective", "less"]).tau.to_dict()
     assert trees == pytest.approx({
-        ("frames, ce", "chain"): 0.0, ("frames, ctc", "chain"): 0.25, ("prefix", "chain"): 0.75,
-        ("prefix, ctc", "frames"): 0.5,
+        ("frames", "ce", "chain"): 0.0, ("frames", "ctc", "chain"): 0.25, ("prefix", "all", "chain"): 0.75,
+        ("prefix", "ctc", "frames"): 0.5,
     }), "the tree of frames is another one for each loss"  # fmt: skip
     names = {file.name for file in (tmp_path / "tables").glob("*.svg")}
     assert names == {"front-tiny.svg", "front-counted-tiny.svg", "budgets-tiny.svg"}
@@ -186,7 +186,7 @@ def test_the_page_has_every_table_that_has_rows(store, rules):
     assert "| one | none | chain | 1.50 | 1.75 |" in page
     trained = "| tiny | ctc | 2x | 0 | 1,000 | 2 | 2.00 | 2x | "
     assert trained + "2.40 | 2.50 | 0.27 | 1.60 [1.20, 2.40] | 1.80 | 2.00 | 3/3 |" in page
-    assert "| prefix, CTC | frames | +0.50 [" in page
+    assert "| prefix | frames | CTC | +0.50 [" in page
     assert page.count("<!-- table: ") == 15
 
 

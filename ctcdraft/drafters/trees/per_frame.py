@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import log
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ctcdraft.ctc.best_first import MAX_BEST_FIRST_NODES, PrefixLists, stop_ids_array, to_lists
+from ctcdraft.ctc.best_first import (
+    MAX_BEST_FIRST_NODES,
+    PrefixLists,
+    conditioned_kernels,
+    stop_ids_array,
+    to_lists,
+)
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.dynamic import DynamicTree, build_dynamic_tree
 from ctcdraft.drafters.trees.request import Conditioned, StepTreeBuilder, TreeRequest
@@ -86,20 +92,30 @@ def compiled_per_frame_search(
         return None
     if request.nodes < 2 or request.depth < 1:
         return [], [], []
-    none_RV = np.empty((0, log_probs_TC.shape[1] - 1), np.float32)
-    no_frames = none_RV, none_RV[:, 0], none_RV
-    memory_M, arrays, frames = none_RV[:, 0], cast(Any, (none_RV, *no_frames)), cast(Any, no_frames)
-    if conditioned is None:
-        probs_TV = log_probs_TC[:, :-1].detach().softmax(dim=-1)
-    else:
-        probs_TV, arrays = conditioned.token_probs_TV, conditioned.correction.arrays()
-        if arrays is None or not conditioned.is_float32():
-            return None
-        memory_M, frames = conditioned.correction.frame_arrays(conditioned.memory_KR[0])
-    given = kernels.Correction(*arrays), kernels.FrameFeatures(*(frames or no_frames)), memory_M
+    if (inputs := search_inputs(log_probs_TC, conditioned)) is None:
+        return None
+    probs_TV, arrays, frames, memory_M = inputs
+    given = conditioned_kernels().Correction(*arrays), kernels.FrameFeatures(*frames), memory_M
+    # Machine code does not check bounds.
     depth = min(request.depth, len(probs_TV))
     limits = request.nodes - 1, stop_ids_array(request.stop_ids), depth, request.min_path_prob
-    return to_lists(kernels.search(probs_TV.numpy(), *given, *limits))
+    return to_lists(kernels.search(probs_TV, *given, *limits))
+
+
+def search_inputs(log_probs_TC: Tensor, conditioned: Conditioned) -> tuple[Any, ...] | None:
+    """Return the frames without correction, and as arrays the correction, the frames that it reads and its memory.
+
+    The last three are empty where there is nothing of the kind. None for corrections that have no arrays.
+    """
+    none_RV = np.empty((0, log_probs_TC.shape[1] - 1), np.float32)
+    no_frames = none_RV, none_RV[:, 0], none_RV
+    if conditioned is None:
+        return log_probs_TC[:, :-1].detach().softmax(dim=-1).numpy(), (none_RV, *no_frames), no_frames, none_RV[:, 0]
+    arrays = conditioned.correction.arrays() if conditioned.is_float32() else None
+    if arrays is None:
+        return None
+    memory_M, frames = conditioned.correction.frame_arrays(conditioned.memory_KR[0])
+    return conditioned.token_probs_TV.numpy(), arrays, frames or no_frames, memory_M
 
 
 def likely_choices(

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ctcdraft.array_kernels import compiled, exactly, exponentiate
-from ctcdraft.ctc.conditioned_kernels import Correction as Correction
 from ctcdraft.ctc.conditioned_kernels import step_memory, token_factors
 from ctcdraft.ctc.search_kernels import replace_least
 
