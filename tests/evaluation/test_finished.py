@@ -25,7 +25,8 @@ def files_of(path):
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def refused(path, sentence, attempt):
+def assert_refused(path, sentence, attempt):
+    """Assert that the attempt ends with one sentence and changes no file in `path`."""
     before = files_of(path)
     with pytest.raises(InputError, match=sentence) as caught:
         attempt()
@@ -48,7 +49,7 @@ def test_a_higher_limit_resumes_and_a_lower_one_is_refused(tmp_path, monkeypatch
     assert content["environment"]["questions"] == {"asked": 4, "finished": 4, "reused": 1}
     no_work(monkeypatch)
     sentence = rf"holds a report of 4 questions of made_up, and this evaluation asks 2 questions; .*=4 or more.*{WAYS}"
-    refused(tmp_path, sentence, lambda: run(tmp_path, 2))
+    assert_refused(tmp_path, sentence, lambda: run(tmp_path, 2))
     assert run(tmp_path, 4)["rows"][0]["prompts"] == 4  # nothing to do, and nothing is lost
 
 
@@ -65,7 +66,7 @@ def test_shards_do_not_shrink_the_report_of_all(tmp_path):
     run(tmp_path, 4, shard=Shard(1, 2))
     sentence = r"holds a report of 2 of 4 questions of made_up, and this evaluation asks 3 questions"
     for number in (1, 2):
-        refused(tmp_path, sentence, partial(run, tmp_path, 3, shard=Shard(number, 2)))
+        assert_refused(tmp_path, sentence, partial(run, tmp_path, 3, shard=Shard(number, 2)))
     assert run(tmp_path, 4, shard=Shard(2, 2))["rows"][0]["prompts"] == 4
 
 
@@ -74,7 +75,7 @@ def test_a_missing_contestant_is_refused_by_name(tmp_path):
     setup.contestants["longer"] = PromptLookup(setup.base, 3, 6)
     run(tmp_path, 2, setup=setup)
     sentence = rf"holds a report of 2 questions of made_up with 3 contestants, .* leaves out longer; .*{WAYS}"
-    refused(tmp_path, sentence, lambda: run(tmp_path, 2))
+    assert_refused(tmp_path, sentence, lambda: run(tmp_path, 2))
 
 
 def test_a_replay_is_not_replaced_by_a_smaller_one(tmp_path):
@@ -83,7 +84,7 @@ def test_a_replay_is_not_replaced_by_a_smaller_one(tmp_path):
         return replay_to(tmp_path, evaluation, ReplayEvaluation([2], 1))
 
     assert replay(3)["rows"][0]["prompts"] == 3
-    refused(tmp_path, "a report of 3 questions of made_up, and this evaluation asks 1 question;", lambda: replay(1))
+    assert_refused(tmp_path, "a report of 3 questions of made_up, and this evaluation asks 1 question;", lambda: replay(1))
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ SENTENCE = (
 )
 
 
-def killed_and_resumed(folders, engine, torchrun=False, newest=5, **death):
-    """Let a run be killed, resume it, and return its directory and that of a run that was not killed."""
+def assert_resumes_after_a_kill(folders, engine, torchrun=False, newest=5, **death):
+    """Let a run be killed, resume it, and assert that its end equals that of a run that was not killed."""
     killed, whole = ({"folder": name, "steps": 10, **engine} for name in ("killed", "whole"))
     death["victim"] = len(folders) - 1
     done = run_job(folders, torchrun, runs=[killed | death])
@@ -51,7 +51,7 @@ def test_a_killed_process_ends_the_job_and_the_run_resumes(tmp_path, engine, pro
     machines = [tmp_path / str(number) for number in range(processes)]
     for machine in machines:
         machine.mkdir()
-    killed_and_resumed(machines, engine, torchrun, kill_at=7)
+    assert_resumes_after_a_kill(machines, engine, torchrun, kill_at=7)
     assert all(list(machine.iterdir()) == [] for machine in machines[1:])
 
 
@@ -61,7 +61,7 @@ def test_a_killed_process_ends_the_job_and_the_run_resumes(tmp_path, engine, pro
 def test_a_process_killed_between_steps_ends_the_job_too(tmp_path, engine, kill_in, kill_at, processes):
     """In validation or while the state is saved; of ZeRO's state each process has a share."""
     newest = 0 if kill_in == "save" and "stage" in engine else 5
-    killed_and_resumed([tmp_path] * processes, engine, newest=newest, kill_in=kill_in, kill_at=kill_at)
+    assert_resumes_after_a_kill([tmp_path] * processes, engine, newest=newest, kill_in=kill_in, kill_at=kill_at)
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
