@@ -84,7 +84,8 @@ def test_a_replay_is_not_replaced_by_a_smaller_one(tmp_path):
         return replay_to(tmp_path, evaluation, ReplayEvaluation([2], 1))
 
     assert replay(3)["rows"][0]["prompts"] == 3
-    assert_refused(tmp_path, "a report of 3 questions of made_up, and this evaluation asks 1 question;", lambda: replay(1))
+    sentence = "a report of 3 questions of made_up, and this evaluation asks 1 question;"
+    assert_refused(tmp_path, sentence, lambda: replay(1))
 
 
 @pytest.mark.parametrize(
