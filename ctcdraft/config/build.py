@@ -140,6 +140,11 @@ def split_corpus(config: Any, corpus: Any, base: Any, drafter: Any) -> tuple[Any
     refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_token_ids)
     max_length = min(config.trainer.max_length, base.context_length)
     rows, prompts = split_held_out(corpus.rows, config.trainer.probe_prompts, max_length)
+    if config.trainer.probe_prompts and not prompts:
+        raise InputError(
+            f"validation needs two prompts at least, one of them to train on, and the {len(corpus.rows)} rows of the "
+            "corpus are of one; prepare more prompts (corpus.limit=), or give trainer.probe_prompts=0"
+        )
     if drafter.has_draft_vocab:
         drafter.set_draft_vocab(rows.token_counts(base.vocabulary), base.stop_token_ids)
     return rows, prompts
@@ -209,4 +214,10 @@ def plan_without_base(config: DictConfig) -> str | None:
         corpus_plan, stats = str(plan), CorpusStats.from_work(plan.work)
     objective = instantiate(config.objective)
     training_plan = plan_dry_run(meta.base, drafter, objective, stats, config.trainer, hardware, processes)
-    return f"{corpus_plan}\n{training_plan}"
+    parts = {
+        "products of engine=muon": config.engine._target_.endswith("MuonEngine"),
+        "shards of base.zero3=true": config.base.get("zero3"),
+        "base.quantization": config.base.get("quantization"),
+    }
+    uncounted = ", ".join(name for name, given in parts.items() if given)
+    return f"{corpus_plan}\n{training_plan}" + (f"\nnot counted {uncounted}" if uncounted else "")

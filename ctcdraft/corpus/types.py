@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 USER, ASSISTANT = "user", "assistant"
+HASHED_ID = re.compile("[0-9a-f]{16}/[0-9a-f]{16}")  # of prompt_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,8 @@ def prompt_id(turns: Iterable[str]) -> str:
 
 
 def first_turn_key(name: str) -> str:
-    """Return the part of an id shared by prompts with the same first turn; held-out splits must split by it.
+    """Return the part of a hashed id shared by prompts with the same first turn, else the id; held-out splits use it.
 
-    ab12/ff03  ->  ab12        p7  ->  p7
+    0123456789abcdef/fedcba9876543210  ->  0123456789abcdef        math/7  ->  math/7
     """
-    return name.partition("/")[0]
+    return name.partition("/")[0] if HASHED_ID.fullmatch(name) else name

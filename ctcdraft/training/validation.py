@@ -44,8 +44,8 @@ class DecodingValidation:
 def split_held_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[TokenSequences, list[Tensor]]:
     """Return rows to train on, and the prompts (token ids) of held-out conversations.
 
-    Conversations with the same first turn are held out together. A row without two tokens of a response
-    within max_length is left out.
+    All turns of a prompt are held out together, and of prompts with hashed ids all that have the same first turn. A row
+    without two tokens of a response within max_length is left out.
     """
     ids = sorted({first_turn_key(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held_out = set(ids[: min(prompts, len(ids) // 2)])

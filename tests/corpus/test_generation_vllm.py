@@ -2,6 +2,7 @@
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 from prompts import generated_tokens, make_requests
@@ -13,7 +14,7 @@ from ctcdraft.corpus.generation.vllm import VllmAnswers
 from ctcdraft.errors import InputError
 
 PROMPTS = [tiny_tokenizer()(text)["input_ids"] for text in ("a", "How are you?", "b" * 200)]
-OFFLINE = VllmAnswers(8, 100, 0.0, 5, 1, "somewhere", "auto", 0.5, True)
+OFFLINE = VllmAnswers(8, 100, 0.0, 5, 1, "somewhere", "main", "auto", 0.5, True, checked=2)
 
 
 def stand_in(base):
@@ -45,10 +46,20 @@ def test_every_request_has_its_ids_budget_seed_and_stop_tokens(monkeypatch):
         TransformersAnswers(8, 100, 0.0, 5, 1), base, PROMPTS
     )
     llm, *each = calls
-    assert (llm["model"], llm["generation_config"]) == ("somewhere", "vllm")
+    assert (llm["model"], llm["revision"], llm["generation_config"]) == ("somewhere", "main", "vllm")
     assert [settings["max_tokens"] for settings in each] == [100, 100, 56]  # a context of 256
     assert {tuple(settings["stop_token_ids"]) for settings in each} == {(EOS_ID,)}
     assert len({settings["seed"] for settings in each}) == 3
+
+
+def test_responses_of_other_weights_are_refused(monkeypatch):
+    """As where base.adapter= is merged here, and vLLM has the checkpoint without it."""
+    module, _ = stand_in(random_base(seed=1))
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    with pytest.raises(InputError, match=r"vLLM with somewhere does not answer as .*; serve this base"):
+        OFFLINE.start(random_base())(make_requests(PROMPTS))
+    unchecked = replace(OFFLINE, checked=0).start(random_base())(make_requests(PROMPTS))
+    assert all(reply.tokens for reply in unchecked)
 
 
 def test_without_vllm_one_sentence_names_the_package(monkeypatch):

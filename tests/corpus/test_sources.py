@@ -178,7 +178,7 @@ def test_prompts_with_the_same_first_turn_share_a_key(tmp_path):
     names = [prompt.id for prompt in read_sharegpt(path)]
     assert len(set(names)) == 3
     assert len({first_turn_key(name) for name in names}) == 1
-    assert first_turn_key("p7") == "p7"
+    assert [first_turn_key(name) for name in ("p7", "math/7", "2024-01/17")] == ["p7", "math/7", "2024-01/17"]
 
 
 def test_the_hash_of_a_corpus_does_not_depend_on_its_order(tmp_path):

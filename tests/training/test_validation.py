@@ -9,6 +9,7 @@ from tiny_models import random_base
 from training_parts import DECODING
 
 from ctcdraft.corpus.token_store import Row
+from ctcdraft.corpus.types import prompt_id
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.training import validation
@@ -32,13 +33,18 @@ def test_held_out_prompts_are_not_trained_on_in_any_of_their_turns():
 
 
 def test_prompts_that_begin_alike_are_held_out_together():
-    answers = [answer(f"{first}/{rest}", 0) for first in "Zaku" for rest in range(5)]
+    answers = [answer(prompt_id([first, str(rest)]), 0) for first in "Zaku" for rest in range(5)]
     rows, held = split_held_out(answers, prompts=2, max_length=100)
     assert len(held) == 2
     assert len(rows) == 10
     begins = {id_.partition("/")[0] for id_, row in zip([a.id for a in answers], answers, strict=True)
               if any(torch.equal(row.tokens_L.long(), tokens) for tokens in rows.tokens)}  # fmt: skip
     assert len(begins) == 2
+
+
+def test_given_ids_with_a_slash_are_prompts_of_their_own():
+    rows, held = split_held_out([answer(f"math/{n}", 0) for n in range(20)], prompts=3, max_length=100)
+    assert (len(rows), len(held)) == (17, 3)
 
 
 def test_cut_and_unfinished_rows_are_marked():

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped, SkipReason
+from ctcdraft.corpus.generation.response_check import refuse_mismatched_responses
 from ctcdraft.distributed import from_environment
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, check_int
 from ctcdraft.models.base_model import BaseLM
 
 
@@ -25,9 +25,15 @@ class VllmAnswers(ResponseGenerator):
     """vLLM on the weights at `path`; it batches the requests of each of our batches by itself."""
 
     path: str
+    revision: str | None
     dtype: str
     gpu_memory_utilization: float
     enforce_eager: bool  # false: vLLM compiles the model first, which takes minutes on a CPU
+    checked: int  # responses of the first batch that are verified; weights at `path` lack an adapter of the base
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(self.checked, "answers.checked", least=0)
 
     def start(self, base: BaseLM) -> GenerateFn:
         if (processes := from_environment().world_size) > 1:  # whose process group vLLM would take for its own
@@ -48,6 +54,7 @@ class VllmAnswers(ResponseGenerator):
         whole = self.temperature > 0 and not torch.accelerator.is_available()
         llm = vllm.LLM(
             model=self.path,
+            revision=self.revision,
             dtype=self.dtype,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,
@@ -55,23 +62,39 @@ class VllmAnswers(ResponseGenerator):
             max_model_len=base.context_length,
             generation_config="vllm",  # not that of the model, which may set top-k and penalties
         )
-        return partial(self._generate, base, llm, vllm.SamplingParams)
+        return LoadedVllm(base, self, llm, vllm.SamplingParams)
 
-    def _generate(
-        self, base: BaseLM, llm: Any, sampling_params: Any, requests: Sequence[Request]
-    ) -> list[Response | Skipped]:
+
+@dataclass
+class LoadedVllm:
+    """vLLM with the weights; the responses of its first batch are verified with the base model's probabilities."""
+
+    base: BaseLM
+    answers: VllmAnswers
+    llm: Any
+    sampling_params: Any
+    verified: bool = False
+
+    def __call__(self, requests: Sequence[Request]) -> list[Response | Skipped]:
+        answers = self.answers
         prompts = [{"prompt_token_ids": list(request.tokens)} for request in requests]
         params = [
-            sampling_params(
-                temperature=self.temperature,
+            self.sampling_params(
+                temperature=answers.temperature,
                 top_p=1.0,
-                seed=request.random_key(self.seed) % 2**31,
-                max_tokens=self.max_response_tokens(base, request),
-                stop_token_ids=sorted(base.stop_token_ids),
+                seed=request.random_key(answers.seed) % 2**31,
+                max_tokens=answers.max_response_tokens(self.base, request),
+                stop_token_ids=sorted(self.base.stop_token_ids),
                 detokenize=False,
             )
             for request in requests
         ]
-        outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+        outputs = [output.outputs[0] for output in self.llm.generate(prompts, params, use_tqdm=False)]
+        if not self.verified:
+            pairs = zip(requests, outputs, strict=True)
+            answered = [(list(request.tokens), list(one.token_ids)) for request, one in pairs if one.token_ids]
+            first = answered[: answers.checked]
+            refuse_mismatched_responses(self.base, first, answers.temperature, f"vLLM with {answers.path}")
+            self.verified = True
         empty = Skipped(SkipReason.EMPTY_RESPONSE)
         return [Response(list(one.token_ids)) if one.token_ids else empty for one in outputs]
