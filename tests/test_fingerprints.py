@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from accelerate.big_modeling import cpu_offload
+from tiny_models import random_base
 from torch import nn
 
-from ctcdraft.models.fingerprint import weights_hash
+from ctcdraft.models.fingerprint import has_other_rotary, rotary_hash, weights_hash
 
 
 class WithScales(nn.Linear):
@@ -39,3 +40,20 @@ def test_the_hash_of_a_module_never_changes():
     assert layer.weight.is_meta
     assert weights_hash(both) == "0a9ab90d5d3160a8"
     assert weights_hash(nn.Linear(3, 2, device="meta")) == ""
+
+
+def test_other_rotary_frequencies_are_another_base():
+    """As after YaRN is entered in config.json: no weight changes, and every hidden state does."""
+    base, other = random_base(), random_base()
+    frequencies = next(module for module in other.lm.modules() if hasattr(module, "inv_freq"))
+    frequencies.inv_freq = frequencies.original_inv_freq = frequencies.inv_freq / 4
+    assert weights_hash(other.lm) == base.weights_hash
+    one, changed = base.fingerprint(), base.fingerprint() | {"rotary": rotary_hash(other.lm)}
+    assert has_other_rotary(one, changed)
+    assert not has_other_rotary(one, random_base().fingerprint())
+    assert not has_other_rotary(
+        {key: value for key, value in one.items() if key != "rotary"}, changed
+    )  # of older files
+    frequencies.attention_scaling = 1.1
+    assert rotary_hash(other.lm) != changed["rotary"]
+    assert rotary_hash(nn.Linear(2, 2)) == rotary_hash(other.lm.to("meta")) == ""

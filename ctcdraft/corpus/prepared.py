@@ -28,6 +28,7 @@ from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import ALONE, Distributed, Shard
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.fingerprint import has_other_rotary
 
 SINGLE_SHARD = Shard(1, 1)
 BASE_KEYS = ("weights", "tokenizer", "chat_template")  # not the name: one base model can have two names
@@ -227,6 +228,7 @@ def past_responses(base: BaseLM, path: str | None) -> Iterator[np.ndarray]:
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:
     prepared_for = manifest["base"]
     differing = [key.replace("_", " ") for key in BASE_KEYS if prepared_for[key] != fingerprint[key]]
+    differing += ["rotary frequencies"] * has_other_rotary(prepared_for, fingerprint)
     if differing:
         raise InputError(
             f"the corpus at {path} holds answers of {prepared_for['base']}, but this run's base is "

@@ -26,7 +26,13 @@ def base_fingerprint(base: Any) -> dict[str, Any]:
         "tokenizer": tokenizer_hash(base.tokenizer) if base.tokenizer is not None else "",
         "chat_template": text_hash(getattr(base.tokenizer, "chat_template", None) or ""),
         **({"adapter": base.adapted} if base.adapted else {}),
+        **({"rotary": base.rotary_hash} if base.rotary_hash else {}),
     }
+
+
+def has_other_rotary(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two fingerprints have different rotary frequencies; those of older versions have none."""
+    return "rotary" in one and "rotary" in other and one["rotary"] != other["rotary"]
 
 
 def short_hash(content: bytes) -> str:
@@ -56,6 +62,24 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
             values = part.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
             digest.update(name.encode() + values.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def rotary_hash(lm: nn.Module) -> str:
+    """Return a hash of all rotary frequencies, which follow from the model's config and are in no checkpoint.
+
+    "" where there are none, and on the meta device. Names of buffers, which differ between versions, do not count.
+    """
+    tables = set()
+    for module in lm.modules():
+        for name, value in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq"):
+                if value.is_meta:
+                    return ""
+                scaling = round(float(getattr(module, "attention_scaling", 1.0)), 4)
+                # In sixteenths of an octave: a CPU and a GPU compute values that differ in the last bit.
+                octaves = value.float().clamp(min=1e-30).log2().mul(16).round().int()
+                tables.add(octaves.cpu().numpy().tobytes() + str(scaling).encode())
+    return short_hash(b"".join(sorted(tables))) if tables else ""
 
 
 def materialized_tensor(owner: nn.Module | None, name: str, tensor: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.io import atomic_write, refuse_existing_run, refuse_missing_run, write_text
-from ctcdraft.models.fingerprint import was_quantized_since
+from ctcdraft.models.fingerprint import has_other_rotary, was_quantized_since
 from ctcdraft.training.loggers import WANDB_FILE
 
 LOCK_FILE = "run.lock"
@@ -62,7 +62,7 @@ class RunDirectory:
                 refuse_existing_run(self.path)
             # Only the files of a run: the directory may hold others.
             own = [self.config, self.head, *self.resume_files, self.metrics, self.fingerprint, self.command]
-            own += [self.path / WANDB_FILE, *self.adapter.glob("adapter_*")]
+            own += [self.path / WANDB_FILE, *self.adapter.glob("adapter_*"), *self.path.glob("events.out.tfevents*")]
             for file in own:
                 file.unlink(missing_ok=True)
         write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")
@@ -155,6 +155,7 @@ def refuse_other_base(
 ) -> None:
     """Raise InputError if the head at `source` was trained for another base model than the one that is loaded."""
     differing = [key for key in must_agree if trained_for.get(key) != loaded.get(key)]
+    differing += ["rotary"] * has_other_rotary(trained_for, loaded)
     if differing == ["adapter"]:
         trained = "together with a LoRA of its base" if "adapter" in trained_for else "for the unchanged base"
         here = "has the LoRA of another head" if "adapter" in loaded else "is unchanged"
