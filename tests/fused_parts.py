@@ -145,8 +145,7 @@ def check_operation(operation: Operation, *args: Any, compare: Callable[[Any, An
 def assert_equal(found: Any, expected: Any) -> None:
     for one, other in zip(list_of(found), list_of(expected), strict=True):
         if isinstance(other, torch.Tensor):
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other), f"{one}\n{other}"
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def assert_close(found: Any, expected: Any) -> None:

@@ -56,6 +56,17 @@ def test_the_best_texts_are_those_of_a_best_first_search(seed, count, depth):
     assert int(tree.depths_N.max()) <= tree.height
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_texts_after_an_overflow_are_left_out(padded):
+    """NaN sorts before every number, so that children would come before their parents."""
+    after = {(): [0.6, 0.4, 0.0], (0,): [float("nan")] * 3}
+    step_function = TableStepFunction(lambda text: after.get(text, [0.5, 0.5, 0.0]))
+    tree = build_dynamic_tree(step_function, TreeRequest(ROOT, 2, 8, padded=padded), 7, 3)
+    real_N = tree.tokens_N != PADDING
+    assert tree.parents_N[real_N].tolist() == [-1, 0, 0, 2, 2]
+    assert tree.tokens_N[real_N].tolist() == [int(ROOT), 0, 1, 0, 1]
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("width", "children"), [(1, 1), (1, 3), (2, 2), (3, 10)])
 def test_a_limited_tree_equals_eagle_2(seed, width, children):

@@ -24,7 +24,9 @@ def check_levels(seed: int) -> None:
     tokens_KW = torch.stack([torch.randperm(9, generator=rng)[:children] for _ in range(rows)])
     log_probs_K, nodes_K = random_log_probs(rng, rows), torch.randint(0, 30, (rows,), generator=rng)
     limits = random_integer(rng, 1, 40), count, random_integer(rng, 1, 20)
-    check_operation(best_children, best_KW, tokens_KW, log_probs_K, nodes_K, stops_S, *limits)
+    overflown_KW = best_KW.clone()
+    overflown_KW[: random_integer(rng, 0, 1)] = torch.nan
+    check_operation(best_children, overflown_KW, tokens_KW, log_probs_K, nodes_K, stops_S, *limits)
 
     size = random_integer(rng, 1, 40)
     parents_R = torch.tensor([random_integer(rng, 0, n) for n in range(size)])

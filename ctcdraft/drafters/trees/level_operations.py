@@ -28,8 +28,9 @@ def best_children(
         tokens_N, parents_N and joint log-probabilities_N of the children; of those that are continued the tokens, the
         rows of their parents, their own numbers and joint log-probabilities, -inf where nothing may follow.
     """
-    # Rounding may leave a log-probability above 0; a child must never be more probable than its parent.
-    joint_R = (log_probs_K[:, None] + best_KW.clamp(max=0)).flatten()
+    # Rounding may leave a log-probability above 0; a child must never be more probable than its parent. NaN, of an
+    # overflow in half precision, would come before all others.
+    joint_R = (log_probs_K[:, None] + best_KW.clamp(max=0)).flatten().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
     joint_R, order_R = joint_R.sort(descending=True, stable=True)
     joint_N, chosen_N = joint_R[:count], order_R[:count]
     tokens_N, rows_N = tokens_KW.flatten()[chosen_N], chosen_N // tokens_KW.shape[1]

@@ -41,6 +41,7 @@ def children_kernel(
     index_R, index_N = tl.arange(0, R), tl.arange(0, N)
     stop_S = tl.load(stops_S + tl.arange(0, S), mask=tl.arange(0, S) < stop_count, other=-2)
     own_R = tl.load(best_R + index_R, mask=index_R < size, other=0)
+    own_R = tl.where(own_R == own_R, own_R, -float("inf"))  # NaN
     joint_R = tl.load(log_probs_K + index_R // children, mask=index_R < size, other=0) + tl.minimum(own_R, 0.0)
     alive_R = index_R < size
     extendable_N = tl.full([N], -float("inf"), joint_R.dtype)
