@@ -179,6 +179,11 @@ class PublishedHead(ModelHubMixin):
         refuse_unsupported_options(logits_processor, stopping_criteria, generation_config, stop_strings)
         refuse_unsupported_inputs(input_ids, **other_inputs)
         prompt_L, options = input_ids[0], generation_config
+        if len(prompt_L) >= self.base.context_length:
+            raise InputError(
+                f"the prompt has {len(prompt_L):,} tokens, and the base's context {self.base.context_length:,}, which "
+                "leaves no room for a response; shorten the prompt"
+            )
         sampled = bool(options.do_sample)
         drafter, nodes = self.drafter_and_nodes()
         settings = DecodingSettings(
@@ -234,7 +239,10 @@ def refuse_unsupported_inputs(
 ) -> None:
     """Raise InputError for a prompt of `generate` that is not one whole sequence of ids."""
     if input_ids.shape[0] != 1:
-        raise InputError(f"the batch size must be 1, got {input_ids.shape[0]}; call generate once per prompt")
+        raise InputError(
+            f"the batch size must be 1, got {input_ids.shape[0]}; call generate once per prompt, without num_beams= "
+            "and num_return_sequences="
+        )
     if input_ids.shape[1] == 0 or inputs_embeds is not None:
         raise InputError("an empty prompt, or one of embeddings, is not supported with custom_generate=head.generate")
     if attention_mask is not None and not bool(attention_mask.all()):

@@ -24,8 +24,9 @@ def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, A
         [
             "---\nlibrary_name: ctcdraft\ntags:\n- speculative-decoding\n- draft-head\n- ctc\n---",
             f"# {name}: a draft head for {base}",
-            "Its base decodes several tokens per forward pass with it, and the output does not change: greedy tokens "
-            "are the base's own, sampled ones follow the base's distribution. It works with this base only.",
+            "Its base decodes several tokens per forward pass with it, and the output does not change: in float32 "
+            "greedy tokens are the base's own, and sampled ones follow the base's distribution. In half precision near "
+            "ties can be decided otherwise, as with another attention kernel. It works with this base only.",
             "    head = PublishedHead.from_pretrained(FOLDER, model=model, tokenizer=tokenizer)\n"
             "    ids = model.generate(**inputs, custom_generate=head.generate)\n\n"
             "with `from ctcdraft.hub import PublishedHead`.",
@@ -72,11 +73,12 @@ def largest_reports(run: Path, name: str) -> Iterator[tuple[list[dict[str, Any]]
 
 def measurement_section(rows: list[dict[str, Any]], environment: dict[str, Any]) -> str:
     """Return rows below a line such as `2 of 1,319 questions of gsm8k; 2 CPU cores, float32, commit ..., date`."""
-    row, commit = rows[0], environment["git"]["commit"][:7]
+    row, git = rows[0], environment["git"]
+    code = "code not under git" if git is None else f"commit {git['commit'][:7]}"
     total = PUBLISHED_SIZES.get(row["benchmark"], row["prompts"])
     part = f"{row['prompts']:,} of " if row["prompts"] < total else ""
     table = markdown_table(rows, {column: FULL_COLUMNS[column] for column in CARD_COLUMNS})
     return (
-        f"{part}{total:,} questions of {row['benchmark']}; {row['hardware']}, {row['dtype']}, commit {commit}, "
+        f"{part}{total:,} questions of {row['benchmark']}; {row['hardware']}, {row['dtype']}, {code}, "
         f"{environment['date']}\n\n    {environment['command']}\n\n{table}"
     )

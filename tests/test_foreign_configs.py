@@ -200,6 +200,21 @@ def test_a_drafter_without_weights_is_not_a_published_head(folder):
             PublishedHead.from_pretrained(folder / "head", model=random_lm(context=128), tokenizer=tiny_tokenizer())
 
 
+def test_a_published_head_opens_no_other_place(folder):
+    """A draft model's weights are of a folder or hub id that its config names; the caller has to trust it."""
+    PublishedHead.from_run(folder / "run", load_base("base", "float32", "cpu")).save_pretrained(folder / "head")
+    message = json.loads((folder / "head" / "config.json").read_text())
+    target = "ctcdraft.drafters.draft_model.DraftModel"
+    drafter = {"_target_": target, "name": "x", "path": str(folder / "elsewhere"), "lora_rank": None, "frames": 4}
+    drafter["tree"] = {"_target_": "ctcdraft.drafters.trees.dynamic.DynamicTree", "width": 2, "children": 2}
+    (folder / "head" / "config.json").write_text(json.dumps(message | {"drafter": drafter}))
+    given = {"model": random_lm(context=128), "tokenizer": tiny_tokenizer()}
+    with pytest.raises(InputError, match=f"wants to call {target}"):
+        PublishedHead.from_pretrained(folder / "head", **given)
+    with pytest.raises(InputError, match=r"no base LLM at .*elsewhere"):
+        PublishedHead.from_pretrained(folder / "head", **given, trust=[target])
+
+
 def test_training_with_a_custom_class_needs_no_trust(folder, monkeypatch):
     """The command line is written by the user, so it is trusted."""
     (folder / "yours.py").write_text(MODULE)

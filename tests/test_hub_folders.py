@@ -45,6 +45,11 @@ def test_half_precision_halves_the_file(home, tmp_path):  # noqa: F811
         ("config.json", lambda text: text.replace('"frames": 3', '"frames": "six"'), "frames must be an integer >= 1"),
         ("config.json", lambda text: text.replace('"frames": 3', '"frames": "???"'), "missing or damaged"),
         ("config.json", lambda text: text.replace('"frames": 3,', ""), "missing or damaged"),
+        (
+            "config.json",
+            lambda text: text.replace('"frames": 3', '"frames": 3, "name": "\\u001b[2J"'),
+            r"name in .* must be .*, got",
+        ),
         ("config.json", lambda text: "[1]", "missing or damaged"),
         ("config.json", lambda text: "[" * 10**5, "missing or damaged"),
         ("model.safetensors", lambda text: "none", "missing or damaged"),

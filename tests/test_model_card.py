@@ -51,3 +51,10 @@ def test_the_card_has_the_number_of_questions(prompts, said, tmp_path):
     report(tmp_path, "a", prompts)
     ((rows, where),) = largest_reports(tmp_path, "ctc")
     assert measurement_section(rows, where).startswith(f"{said}, float32, commit 0123456")
+
+
+def test_an_evaluation_of_code_that_is_not_under_git_is_quoted(tmp_path):
+    report(tmp_path, "a", 2)
+    ((rows, where),) = largest_reports(tmp_path, "ctc")
+    assert "commit 0123456, 2026-01-01" in measurement_section(rows, where)
+    assert "code not under git, 2026-01-01" in measurement_section(rows, where | {"git": None})

@@ -85,6 +85,12 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
     "adapt": _targets("training", "lora.LoRAAdapter"),
     "logger": _targets("training", "loggers.TensorBoardLogger loggers.WandbLogger"),
 }
+# A draft head has its weights in its own folder; these read other folders or ask the hub.
+HEAD_TARGETS = {*ALLOWED_TARGETS["drafter"]} - {
+    PAST_RESPONSES,
+    *_targets("drafters", "draft_model.DraftModel"),
+    *_targets("evaluation", "contestants.StockGenerate transformers_dflash.TransformersDFlash"),
+}
 EVALUATED_NODES = ("base", "drafter", "objective")  # the nodes of a run's config that an evaluation instantiates
 PARTIAL_TARGETS = {  # targets that configs/ use with _partial_: true
     *(name for node in ("adapt", "engine", "logger", "hidden_states") for name in ALLOWED_TARGETS[node]),
