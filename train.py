@@ -81,7 +81,7 @@ def train(run: TrainingRun, distributed: Distributed) -> float:
     batches = build.build_batches(config, rows, base, states, objective.labels, adapter, distributed)
     if adapter is not None:
         objective = KLRegularizedObjective(objective, adapter)
-    steps = (settings.steps, settings.gradient_accumulation_steps, run.finished_steps)
+    steps = (settings.steps, settings.gradient_accumulation_steps, settings.save_total_limit, run.finished_steps)
     plan = plan_training(base, drafter, objective, batches, engine, *steps)
     if distributed.is_main:
         print(*corpus_warnings(corpus.manifest), plan, sep="\n")

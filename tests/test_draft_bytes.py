@@ -4,14 +4,16 @@ import pytest
 import torch
 from tiny_models import random_base
 from training_parts import ctc_head
+from transformers import DynamicCache
 
 from benchmarks.drafter_cases import random_drafter
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.eagle3 import Eagle3
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.dynamic import DynamicTree
+from ctcdraft.evaluation.environment import count_matmul_weights, weight_bytes
 from ctcdraft.models.meta import build_meta_base
-from ctcdraft.models.stats import DraftBytes
+from ctcdraft.models.stats import DraftBytes, ModelStats
 from ctcdraft.planning.training import describe_draft_bytes
 
 LLAMA3 = {
@@ -101,3 +103,28 @@ def test_a_drafter_may_have_scalars_and_as_wide_a_layer_as_the_vocabulary():
     after = DraftBytes.of(drafter, base)
     assert after.body - before.body == 4 * (1 + 261 * 32)
     assert (after.vocabulary, after.head) == (before.vocabulary, before.head)
+
+
+def test_of_a_mixture_the_experts_of_one_token_are_read():
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 64}
+    base = build_meta_base("moe", "float32", config={"model_type": "qwen3_moe", **sizes, **experts})
+    size, idle = ModelStats.of(base), 2 * 6 * 3 * 64 * 32  # layers, experts, matrices
+    assert size.parameters - size.body - size.head - base.embedding.weight.numel() == idle
+    assert size.weight_bytes == 4 * size.parameters
+    assert weight_bytes(base) == 4 * (size.body + size.head)
+    assert count_matmul_weights(base) == size.body + size.head
+
+
+def test_compressed_keys_and_values_are_counted_as_they_are_cached():
+    config = {
+        "model_type": "deepseek_v3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+        "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+        "moe_intermediate_size": 32, "intermediate_size": 64, "vocab_size": 128,
+    }  # fmt: skip
+    base = build_meta_base("mla", "float32", config=config)
+    cache = DynamicCache(config=base.lm.config)
+    base.lm(torch.zeros(1, 3, dtype=torch.long, device="meta"), past_key_values=cache)
+    cached = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+    assert ModelStats.of(base).kv_bytes == cached / 3

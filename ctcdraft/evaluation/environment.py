@@ -21,6 +21,7 @@ import torch
 from ctcdraft.evaluation.profiling import PhaseTimes
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fingerprint import storage_tensors
+from ctcdraft.models.stats import used_share
 
 CPUINFO_FILE = Path("/proc/cpuinfo")
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far larger than any cache, copied in milliseconds
@@ -92,25 +93,28 @@ def git_state(repository: Path) -> dict[str, Any] | None:
 
 
 def weight_bytes(base: BaseLM) -> int:
-    """Return the bytes of weights that a forward pass reads: all parameters except the input embeddings."""
+    """Return the bytes of weights that a forward pass of one token reads: all but embeddings and idle experts."""
     head, embedding = base.head.weight, base.embedding.weight
-    weights = {id(weight): weight for weight in base.lm.parameters()}.values()
     # Of the embeddings only N rows are read, unless they are tied to the lm_head, which reads all of them.
-    read = [weight for weight in weights if weight is head or weight is not embedding]
+    read = [pair for pair in base.lm.named_parameters() if pair[1] is head or pair[1] is not embedding]
     # By the storage: a torchao int8 weight itself reports the element size of bfloat16.
-    return sum(part.numel() * part.element_size() for weight in read for part in storage_tensors(weight))
+    return sum(
+        int(part.numel() * part.element_size() * used_share(name, base.lm.config))
+        for name, weight in read
+        for part in storage_tensors(weight)
+    )
 
 
 def count_matmul_weights(base: BaseLM) -> int:
-    """Return the number of weights each tree node is multiplied by: all except the embeddings, unless tied."""
+    """Return the number of weights each node is multiplied by: all but embeddings, unless tied, and idle experts."""
     count = 0
-    for module in base.lm.modules():
+    for path, module in base.lm.named_modules():
         own = dict(module.named_parameters(recurse=False))
         if hasattr(module, "in_features"):  # by its features: quantised weights are packed, two or more per byte
             own.pop("weight", None)
             count += module.in_features * module.out_features
         if module is not base.embedding:
-            count += sum(weight.numel() for weight in own.values())
+            count += sum(int(w.numel() * used_share(f"{path}.{name}", base.lm.config)) for name, w in own.items())
     return count
 
 

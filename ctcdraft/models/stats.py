@@ -19,14 +19,14 @@ class ModelStats:
     """Sizes of a base, in memory or on the meta device."""
 
     parameters: int
-    body: int  # parameters that every token is multiplied with: all but the embedding and the lm_head
+    body: int  # parameters that a token is multiplied with: all but embedding, lm_head and experts it is not sent to
     head: int  # parameters of the lm_head
     layers: int
     width: int
     inner: int  # width of the MLP
     attention_width: int  # number of heads x width of a head
     itemsize: int  # bytes of a value in the dtype of the base
-    weight_bytes: int
+    weight_bytes: int  # of all weights, in memory
     kv_bytes: int  # of the keys and values of one token in all layers
     states_per_token: int  # hidden states per token: the last layer's and the auxiliary ones
 
@@ -36,9 +36,16 @@ class ModelStats:
         layers = int(base.lm.config.num_hidden_layers)
         parameters = sum(count_elements(weight) for weight in base.lm.parameters())  # a tied lm_head is counted once
         embedding, head = base.embedding.weight, base.head.weight
+        idle = sum(
+            int(count_elements(weight) * (1 - used_share(name, base.lm.config)))
+            for name, weight in base.lm.named_parameters()
+        )
+        cached = 2 * shape.kv_heads * shape.head_width
+        if rank := getattr(base.lm.config, "kv_lora_rank", None):  # DeepSeek's compressed keys and values
+            cached = rank + base.lm.config.qk_rope_head_dim
         return cls(
             parameters=parameters,
-            body=parameters - head.numel() - (0 if embedding is head else embedding.numel()),
+            body=parameters - idle - head.numel() - (0 if embedding is head else embedding.numel()),
             head=head.numel(),
             layers=layers,
             width=base.width,
@@ -46,7 +53,7 @@ class ModelStats:
             attention_width=shape.heads * shape.head_width,
             itemsize=base.dtype.itemsize,
             weight_bytes=sum(count_elements(weight) * weight.element_size() for weight in base.lm.parameters()),
-            kv_bytes=2 * layers * shape.kv_heads * shape.head_width * base.dtype.itemsize,
+            kv_bytes=layers * cached * base.dtype.itemsize,
             states_per_token=len(base.aux_layers),
         )
 
@@ -134,6 +141,16 @@ def read_weights(drafter: nn.Module, base: BaseLM) -> Iterator[tuple[str, int]]:
             # With a draft vocabulary only its rows of a table over the vocabulary are read; no body has such tables.
             is_table = part != "body" and len(shape) > 0 and shape[0] == base.vocabulary
             yield part, values // base.vocabulary * drafted if is_table else values
+
+
+def used_share(name: str, config: Any) -> float:
+    """Return the share of a parameter that one token is multiplied with: k / n of n experts, of all others 1.
+
+    A step over several tokens reads more of the experts than this.
+    """
+    chosen = getattr(config, "num_experts_per_tok", None)
+    total = getattr(config, "num_local_experts", None) or getattr(config, "n_routed_experts", None)
+    return chosen / total if chosen and total and ".experts." in name else 1.0
 
 
 def count_elements(weight: Tensor) -> int:

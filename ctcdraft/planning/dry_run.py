@@ -158,8 +158,8 @@ def plan_dry_run(
     """Return the plan of a run whose base model and drafter are on the meta device.
 
     Args:
-        settings: keys of `trainer`: steps, gradient_accumulation_steps, batch_size, anchors_per_sequence, pack_length
-            and max_length.
+        settings: keys of `trainer`: steps, gradient_accumulation_steps, batch_size, anchors_per_sequence, pack_length,
+            max_length and save_total_limit.
         rate: of the hardware, from which the hours follow.
         world: processes that share the batches of a step. Memory is that of each process, hours those of the run.
     """
@@ -179,7 +179,7 @@ def plan_dry_run(
             f"frames      {describe_reading(objective, drafter, cost.frames)}",
             "states      0 bytes with hidden_states=online; "
             f"{describe_hidden_states(corpus.tokens, memory.size)} with offline{describe_unused_layers(base, drafter)}",
-            f"disk        {describe_disk(memory.trained)}",
+            f"disk        {describe_disk(memory.trained, settings.save_total_limit)}",
             f"work        {cost.step:.3g} operations per batch of the head; of the base {cost.online_reading:.3g} for "
             f"{shape.rows} rows of {shape.length:,} tokens with hidden_states=online, {cost.corpus_reading:.3g} for "
             "the corpus once with offline",

@@ -41,6 +41,7 @@ def plan_training(
     engine: TorchEngine,
     steps: int,
     gradient_accumulation_steps: int,
+    states: int,
     done: int = 0,
 ) -> str:
     """Return the plan of a run; one forward and backward pass is timed, so an error in it is raised here.
@@ -48,6 +49,7 @@ def plan_training(
     Args:
         steps: optimiser steps of the whole run.
         gradient_accumulation_steps: batches per step, of which each process computes its rows.
+        states: saved states that are kept.
         done: steps that a resumed run has taken already.
 
     Raises:
@@ -81,7 +83,7 @@ def plan_training(
             f"frames      {reading}",
             f"rows        {batches.describe()}",
             f"states      {batches.hidden_states.describe(rate)}{describe_unused_layers(base, drafter)}",
-            f"disk        {describe_disk(trained)}; hidden states of this corpus, where they are stored: "
+            f"disk        {describe_disk(trained, states)}; hidden states of this corpus, where they are stored: "
             f"{describe_hidden_states(tokens, size)}",
             f"memory      {memory}; this process has held {format_bytes(peak_process_bytes())} so far",
             f"time        about {hardware.format_hours(hours)} {f'for the remaining {left:,} steps ' if done else ''}"
@@ -177,9 +179,10 @@ def describe_lack_of_rows(wanted: int, rows: int) -> str:
     return "" if rows >= wanted else f"; training refuses a step of {wanted} rows, as the corpus has {rows}: {more}"
 
 
-def describe_disk(trained: int) -> str:
-    # The head, and a saved state with the head again and its two moments.
-    return f"about {format_bytes(trained * BYTES_PER_TRAINED_PARAMETER)} for the run"
+def describe_disk(trained: int, states: int) -> str:
+    """Return the disk that a run needs. states: trainer.save_total_limit."""
+    # The head, and saved states with the head again and its two moments; a new one is written before one is removed.
+    return f"up to {format_bytes(trained * (4 + 12 * (states + 1)))} for the run"
 
 
 def count_windows(base: BaseLM, objective: Objective, batches: Batches, frames: int) -> tuple[int, float]:

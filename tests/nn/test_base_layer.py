@@ -167,7 +167,7 @@ def test_the_plan_reports_what_was_copied():
         base = random_base(kind, context=64)
         drafter = head(base, "drafter=medusa", "drafter/body=attention").train()
         one = make_trainer(None, base, 3, drafter=drafter, objective=CrossEntropy(4, 0.8))
-        plan = plan_training(base, drafter, one.objective, one.batches, one.engine, 3, 1)
+        plan = plan_training(base, drafter, one.objective, one.batches, one.engine, 3, 1, 2)
         assert f"block initialised {drafter.initialised}\n" in plan
         assert drafter.initialised.startswith("from the base's" if kind == "qwen3" else "at random (its last layer has")
 

@@ -60,7 +60,7 @@ def test_a_step_on_the_meta_device_is_the_real_step():
 
 class Trainer:
     steps, gradient_accumulation_steps, batch_size = 100, 1, 4
-    anchors_per_sequence, pack_length, max_length = 8, None, 40
+    anchors_per_sequence, pack_length, max_length, save_total_limit = 8, None, 40, 2
 
 
 def test_a_step_of_more_rows_than_the_corpus_has_is_named():

@@ -48,7 +48,7 @@ def test_the_loss_falls_and_every_parameter_learns(case, tmp_path):
     one = make_trainer(run, base, steps=30, drafter=drafter, objective=objective)
     one.settings = replace(one.settings, probe_every=30)  # validated once, so the saved head is the last one
     assert f"initialised {drafter.initialised}" in plan_training(
-        base, drafter, objective, one.batches, one.engine, 30, 1
+        base, drafter, objective, one.batches, one.engine, 30, 1, 2
     )
     before = {name: value.detach().clone() for name, value in drafter.trainable_state_dict().items()}
     frozen = {name: value.clone() for name, value in base.lm.state_dict().items()}

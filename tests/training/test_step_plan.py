@@ -33,7 +33,7 @@ def planned(base, objective, paths, mask):
     one = make_trainer(None, base, 3, drafter=drafter, objective=objective)
     rows = masked_sequences([torch.full((20,), 7)] * 4, [mask] * 4, [True] * 4)
     batches = Batches(rows, base, 2, 8, objective.labels, 0)
-    return plan_training(base, drafter, objective, batches, one.engine, 3, 1)
+    return plan_training(base, drafter, objective, batches, one.engine, 3, 1, 2)
 
 
 def test_feasible_windows_depend_on_the_objective(base):
@@ -57,7 +57,7 @@ def test_time_is_that_of_the_share_of_one_process(base, monkeypatch):
     def time_of(accumulate, world):
         one = make_trainer(None, base, 36, drafter=drafter, distributed=Distributed(0, world), accumulate=accumulate)
         shared = Batches(rows, base, 4, 8, 3, 0, per_step=accumulate, processes=one.distributed)
-        plan = plan_training(base, drafter, CTC(3), shared, one.engine, 36, accumulate)
+        plan = plan_training(base, drafter, CTC(3), shared, one.engine, 36, accumulate, 2)
         assert f"{'2 x ' * (accumulate > 1)}{4 // accumulate} rows x 8 anchors, 36.0 epochs" in plan
         return plan.split("time        about ")[1].split(" (")[0]
 
