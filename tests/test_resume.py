@@ -36,6 +36,17 @@ def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
     assert OmegaConf.load(world / "again" / "config.yaml").trainer.steps == 6
 
 
+def test_a_run_of_an_absent_device_is_resumed_on_another_one(world, monkeypatch):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *train_args("run=of_a_gpu"))
+    config = OmegaConf.load(world / "of_a_gpu" / "config.yaml")
+    config.device = config.base.device = "cuda"
+    OmegaConf.save(config, world / "of_a_gpu" / "config.yaml")
+    run_script(monkeypatch, "train.py", "resume=of_a_gpu", "trainer.steps=5", "device=cpu")
+    assert len((world / "of_a_gpu" / "metrics.jsonl").read_text().splitlines()) == 5
+    assert OmegaConf.load(world / "of_a_gpu" / "config.yaml").base.device == "cpu"
+
+
 def test_a_run_killed_before_its_first_checkpoint_starts_again(world, monkeypatch):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=early"))

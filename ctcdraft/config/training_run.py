@@ -25,7 +25,7 @@ from ctcdraft.io import refuse_existing_run, write_text
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.renamed import current
 from ctcdraft.training.deepspeed import DeepSpeedEngine
-from ctcdraft.training.loggers import JsonlLogger, Logger, refuse_absent
+from ctcdraft.training.loggers import JsonlLogger, Logger, refuse_absent, refuse_missing_login
 from ctcdraft.training.run_directory import RunDirectory, run_lock
 from ctcdraft.training.sweep import read_job
 from ctcdraft.training.trainer import Trainer
@@ -114,13 +114,13 @@ class TrainingRun:
 
 
 def resumed_config(run: RunDirectory, config: DictConfig) -> Any:
-    """Return the run's own config; of the command line only resume=, trust= and a raised trainer.steps= count."""
+    """Return the run's own config; of the command line resume=, trust=, device= and a raised trainer.steps= count."""
     overrides = HydraConfig.get().overrides.task
-    free = ("resume=", "trainer.steps=", "trust=", "timeout_minutes=")
+    free = ("resume=", "trainer.steps=", "trust=", "timeout_minutes=", "device=")
     others = [text for text in overrides if not text.startswith(free)]
     if others:
         raise InputError(
-            f"resume={run.path} uses that run's own config, and only trainer.steps= may be raised; "
+            f"resume={run.path} uses that run's own config, and only trainer.steps= may be raised and device= changed; "
             f"leave out {', '.join(others)}"
         )
     own: Any = read_run_config(run.config, parse_trust(config.trust), nodes=None)  # every node is instantiated
@@ -128,6 +128,8 @@ def resumed_config(run: RunDirectory, config: DictConfig) -> Any:
     own.trainer = OmegaConf.merge(config.trainer, own.trainer)
     own.adapt = own.get("adapt")
     refuse_server(own, run)
+    if any(text.startswith("device=") for text in overrides):  # its own may be absent here
+        own.device = own.base.device = config.device
     if any(text.startswith("trainer.steps=") for text in overrides):
         if check_int(config.trainer.steps, "trainer.steps") < own.trainer.steps:
             raise InputError(
@@ -171,6 +173,8 @@ def refuse_wrong_training(config: DictConfig) -> None:
     if config.base.get("zero3"):
         refuse_unsupported_zero3(config)
     refuse_absent(get_class(part._target_) for part in config.logger.values() if part is not None)
+    if config.logger.get("wandb") is not None and from_environment().is_main:
+        refuse_missing_login(config.logger.wandb.mode)
 
 
 def refuse_unadaptable(config: DictConfig) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Protocol
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, first_line
 from ctcdraft.hardware import peak_process_bytes
 from ctcdraft.io import write_text
 
@@ -103,24 +103,40 @@ class WandbLogger:
     ) -> None:
         import wandb
 
-        if mode is None:
-            mode = os.environ.get("WANDB_MODE", "offline")
-        self._run = wandb.init(
-            dir=str(directory),
-            project=project,
-            mode=mode,
-            **wandb_identity(directory / WANDB_FILE, name, group),
-            resume="allow",
-            tags=wandb_tags(config),
-            config=config,
-            allow_val_change=True,  # trainer.steps may be raised
-        )
+        try:
+            self._run = wandb.init(
+                dir=str(directory),
+                project=project,
+                mode=wandb_mode(mode),
+                **wandb_identity(directory / WANDB_FILE, name, group),
+                resume="allow",
+                tags=wandb_tags(config),
+                config=config,
+                allow_val_change=True,  # trainer.steps may be raised
+            )
+        except (wandb.Error, ValueError) as error:
+            raise InputError(f"W&B does not start: {first_line(error)}; give logger=jsonl to do without") from error
 
     def log(self, step: int, metrics: dict[str, Any]) -> None:
         self._run.log(metrics, step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+def wandb_mode(mode: Any) -> Any:
+    """Return the mode of a config, or for null that of the environment; offline if it has none."""
+    return os.environ.get("WANDB_MODE", "offline") if mode is None else mode
+
+
+def refuse_missing_login(mode: Any) -> None:
+    """Raise InputError where metrics are to be sent to W&B without an API key, before hours of response generation."""
+    if wandb_mode(mode) != "online":
+        return
+    import wandb
+
+    if not wandb.login(prompt=False):
+        raise InputError("W&B is online and has no API key; run `wandb login`, or give logger.wandb.mode=offline")
 
 
 def wandb_identity(file: Path, name: str, group: str | None) -> dict[str, Any]:

@@ -30,17 +30,18 @@ class LoRAAdapter:
     """A peft LoRA inside the base model, initialised without effect.
 
     Args:
-        targets: ends of the names of linear layers, as in q_proj.
+        targets: ends of the names of linear layers, as in [q_proj,v_proj], or peft's all-linear.
         learning_rate: of the LoRA weights, with the schedule of the head's.
         weight: of the KL term in the loss.
     """
 
     def __init__(
         self, base: BaseLM, drafter: nn.Module,
-        rank: int, alpha: int, targets: Sequence[str], learning_rate: float, weight: float,
+        rank: int, alpha: int, targets: Sequence[str] | str, learning_rate: float, weight: float,
     ) -> None:  # fmt: skip
         import peft
 
+        targets = targets if isinstance(targets, str) else list(targets)
         self.base = base
         self.learning_rate = learning_rate
         self.weight = weight
@@ -48,14 +49,14 @@ class LoRAAdapter:
             raise InputError(
                 f"{type(drafter).__name__} uses no hidden states, so the base model gets no gradient; give adapt=none"
             )
-        self.config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets))
+        self.config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
         try:
             self.model = peft.get_peft_model(base.lm, self.config)
         except ValueError as error:
-            raise InputError(f"adapt.targets={list(targets)} do not fit {base.name}: {first_line(error)}") from error
+            raise InputError(f"adapt.targets={targets} do not fit {base.name}: {first_line(error)}") from error
         if (base.lm.get_output_embeddings(), base.lm.get_input_embeddings()) != (base.head, base.embedding):
             raise InputError(
-                f"adapt.targets={list(targets)} include the lm_head or the embedding of {base.name}, which the drafter "
+                f"adapt.targets={targets} include the lm_head or the embedding of {base.name}, which the drafter "
                 "shares and which stay frozen; leave them out"
             )
 

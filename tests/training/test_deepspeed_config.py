@@ -39,6 +39,9 @@ def deepspeed():
             r"is set by the trainer; leave it out, and give trainer\.gradient_accumulation_steps=",
         ),
         ({"optimizer": {"type": "Adam"}}, r"leave it out, and give trainer\.learning_rate="),
+        ({"zero_optimization": {"stage": 3}}, r"stage must be 0, 1 or 2, got 3, .*; base\.zero3=true shards"),
+        ({"bf16": {"enabled": True}}, r"deepspeed\.bf16\.enabled must be false; trainer\.autocast=true computes"),
+        ({"fp16": {"enabled": True}}, r"deepspeed\.fp16\.enabled must be false; trainer\.autocast=true computes"),
     ],
 )
 def test_a_wrong_value_is_refused(deepspeed, config, message):
@@ -48,7 +51,7 @@ def test_a_wrong_value_is_refused(deepspeed, config, message):
 
 @pytest.mark.parametrize("config", [
     {"zero_optimization": {"stage": 2}}, {"zero_optimization": {"stage": 1, "reduce_bucket_size": 1e6}},
-    {"bf16": {"enabled": True}}, {"wall_clock_breakdown": True}, {"gradient_clipping": 0.5}, {},
+    {"bf16": {"enabled": False}}, {"wall_clock_breakdown": True}, {"gradient_clipping": 0.5}, {},
     {"activation_checkpointing": {"profile": False}}, {"flops_profiler": {"enabled": False}},
     {"aio": {"block_size": 1048576}},
 ])  # fmt: skip

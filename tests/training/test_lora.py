@@ -36,6 +36,14 @@ def adapting(run, base, steps=6, **changes):
     return one
 
 
+def test_all_linear_layers_but_the_lm_head_are_a_word_of_peft():
+    base = random_base()
+    adapter = LoRAAdapter(base, ctc_head(base), **{**HOW, "targets": "all-linear"})
+    assert {name.split(".")[-4] for name in adapter.parameters} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+
+
 def shaken(adapter):
     for value in adapter.parameters.values():
         value.data += 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1), dtype=value.dtype)

@@ -231,6 +231,12 @@ def test_a_wrong_argument_is_refused_in_one_sentence(arguments, sentence, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+def test_help_prints_the_usage(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "--help"])
+    runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
+    assert "python sweep.py trials=20 experiment=demo" in capsys.readouterr().out
+
+
 def test_a_missing_optuna_is_refused_with_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=re.escape("pip install 'ctcdraft[sweep]'")):

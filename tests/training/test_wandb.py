@@ -7,8 +7,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from entry_parts import run_script, train_args
+from entry_parts import expect_error, run_script, train_args
 
+from ctcdraft.errors import InputError
 from ctcdraft.training.loggers import WandbLogger
 
 CONFIG = {"drafter": {"name": "ctc"}, "objective": {"_target_": "ctcdraft.objectives.ctc.CTC"}, "base": {"name": "b"}}
@@ -83,6 +84,23 @@ def test_a_file_gives_an_identity_and_nothing_else(tmp_path, init_calls):
     (tmp_path / "wandb.json").write_text("[]")
     WandbLogger(tmp_path, "p", None, "3", CONFIG).close()
     assert init_calls[1]["name"] == "3"
+
+
+def test_being_online_without_a_key_is_refused_before_the_base_is_loaded(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    arguments = train_args("run=x", "base.path=nowhere", "prepared=nowhere", "logger=wandb", "logger.wandb.mode=online")
+    message = expect_error(monkeypatch, capsys, "train.py", *arguments)
+    assert "W&B is online and has no API key; run `wandb login`, or give logger.wandb.mode=offline" in message
+
+
+def test_an_error_of_wandb_is_one_sentence(tmp_path):
+    pytest.importorskip("wandb")
+    with pytest.raises(InputError, match=r"^W&B does not start: .*; give logger=jsonl to do without$"):
+        WandbLogger(tmp_path, "project", "no mode", "name", CONFIG)
 
 
 def test_wandb_accepts_a_resumed_run(tmp_path, monkeypatch):
