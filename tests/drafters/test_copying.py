@@ -25,7 +25,9 @@ from ctcdraft.drafters.merged import Merged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.suffix import MOST_OCCURRENCES, PastResponses, SuffixDecoding
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.replay.calibration import choose_adaptive
 from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
+from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch
 
 RNG = torch.Generator()
 
@@ -157,6 +159,9 @@ def test_responses_are_remembered_by_an_evaluation_of_one_process_without_a_stop
             evaluate_to(tmp_path / folder, longer)
     with pytest.raises(InputError, match="which a replay does not decode"):
         replay_to(tmp_path / "replay", make_evaluation(setup()), ReplayEvaluation([4], 1))
+    sizing = TreeSizeSearch([2, 4], "absent", 2, 1, 8, 1, adaptive_nodes=[4, 8], shown=2, costs=None)
+    with pytest.raises(InputError, match="which a replay does not decode"):
+        choose_adaptive(setup(), sizing, PROMPTS, PROMPTS)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -31,6 +31,7 @@ from ctcdraft.evaluation.replay.drafts import (
     DraftTree,
     TokenIds,
     record_base_answer,
+    refuse_replaying,
     replay_pass,
 )
 from ctcdraft.evaluation.replay.step_costs import measure_step_costs
@@ -202,6 +203,8 @@ def choose_adaptive(
             "decoding.nodes=adaptive needs a verifier that accepts the base's own tokens, which this decoding does not "
             "promise; use decoding=greedy, sampling or rejection, or give a number as decoding.nodes="
         )
+    for name in setup.drafter_names:
+        refuse_replaying(setup.contestants[name])
     texts, shown_texts = (
         [turn_prompt(setup.base, prompt, [])[0] for prompt in some]
         for some in (prompts, sample_evenly(questions, sizing.shown))

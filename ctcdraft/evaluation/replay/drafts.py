@@ -116,17 +116,23 @@ class DraftReplayer:
         return draft
 
 
+def refuse_replaying(drafter: Any) -> None:
+    """Raise InputError for a drafter that drafts from responses it has seen."""
+    # In a replay it would see each of them first; calibrated on questions of a benchmark, it would know the responses.
+    if remembers_responses(drafter):
+        raise InputError(
+            "a drafter with remember=true drafts from the responses it has decoded, which a replay does not decode; "
+            "leave out remember=true, or leave out measure=replay and give a number as decoding.nodes="
+        )
+
+
 def replay_drafts(
     drafter: Any, answer: BaseAnswer, sizes: Sequence[int], seed: int
 ) -> dict[int, tuple[DecodeStep, ...]]:
     """Return the decoding steps for every tree size."""
     if not answer.contexts:
         return dict.fromkeys(sizes, ())
-    if remembers_responses(drafter):
-        raise InputError(
-            "a drafter with remember=true drafts from the responses it has decoded, which a replay does not decode; "
-            "leave out remember=true, or leave out measure=replay and give a number as decoding.nodes="
-        )
+    refuse_replaying(drafter)
     # A smaller tree is the first nodes of a larger one, for most drafters: then one draft serves all sizes.
     together = [sizes] if has_nested_trees(drafter) else [[nodes] for nodes in sizes]
     steps: dict[int, tuple[DecodeStep, ...]] = {}
