@@ -28,7 +28,10 @@ from ctcdraft.training.trials import Interval
 OWN_KEYS = {"trials": 20, "jobs": 1, "search_seed": 0}
 
 
-def main(arguments: list[str]) -> float:
+def main(arguments: list[str]) -> float | None:
+    if {"--help", "-h"} & {*arguments}:
+        print(__doc__)
+        return None
     search = SearchArguments.parse(arguments)
     refuse_unwritable(search.run, "run")
     search.refuse_wrong_keys()

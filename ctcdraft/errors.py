@@ -48,6 +48,14 @@ def check_float(
     return value
 
 
+def check_temperature(value: Any, key: str) -> float:
+    """Return a temperature: 0, or one that logits can be divided by without overflow."""
+    temperature = check_float(value, key, least=0)
+    if 0 < temperature < 1e-6:
+        raise InputError(f"{key} must be 0 or at least 1e-6, got {value}")
+    return temperature
+
+
 def unsafe_pickle_error(location: str, key: str) -> InputError:
     """Return the error for a .bin file that torch refuses to unpickle."""
     # torch's own message advises weights_only=False, which runs whatever code the file contains.

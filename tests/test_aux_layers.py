@@ -32,7 +32,21 @@ HEADS = {
 
 
 @pytest.mark.parametrize(
-    "aux_layers", [[], ["first"], [1], ["last", "last"], ["last", 2], ["last", -1], ["last", 1.0], ["last", 0.0]]
+    "aux_layers",
+    [
+        [],
+        ["first"],
+        [1],
+        ["last", "last"],
+        ["last", 2],
+        ["last", -1],
+        ["last", 1.0],
+        ["last", 0.0],
+        ["last", True],
+        4,
+        None,
+        "last",
+    ],
 )
 def test_wrong_auxiliary_layers_are_input_errors(aux_layers):
     base = random_base()

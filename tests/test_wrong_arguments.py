@@ -50,6 +50,17 @@ from tiny_models import random_lm, tiny_tokenizer
             "rank must be an integer >= 1, got 0",
         ),
         ("train.py", train_args("run=x", "base.aux_layers=[last,2]"), "layers from 0 to 1"),
+        ("train.py", train_args("run=x", "base.aux_layers=4"), 'base.aux_layers must be "last" and then'),
+        (
+            "train.py",
+            train_args("run=x", "objective=distill", "drafter/tree=per_frame", "objective.distance.path=kl"),
+            "Error loading 'kl'; check the name of the function in path=",
+        ),
+        (
+            "train.py",
+            train_args("run=x", "prepared=never", "logger=wandb", "logger.wandb.mode=onlin"),
+            "logger.wandb.mode must be null or one of online, offline, shared, disabled, got onlin",
+        ),
         (
             "train.py",
             train_args("run=x", "prepared=other", "base.context_length=100000"),
@@ -130,6 +141,19 @@ from tiny_models import random_lm, tiny_tokenizer
             "evaluate.py",
             ["base=tiny", "contestants=[{prompt_lookup:{span:abc}}]"],
             "prompt_lookup.span must be an integer >= 1, got abc",
+        ),
+        ("evaluate.py", ["checkpoint=run", "decoding.temperature=1e-40"], "must be 0 or at least 1e-6, got 1e-40"),
+        (
+            "evaluate.py",
+            ["checkpoint=run", "differences=3"],
+            "differences must be a list, as in differences=[A,B], got 3",
+        ),
+        ("evaluate.py", ["checkpoint=run", "measure=replay", "measure.nodes=16"], "measure.nodes must be a list"),
+        ("evaluate.py", ["checkpoint=run", "benchmark=latency", "benchmark.contexts=9"], "contexts must be a list"),
+        (
+            "evaluate.py",
+            ["base=tiny", "contestants=[{suffix:{remember:no}}]"],
+            "drafter.remember must be true or false, got no",
         ),
         (
             "evaluate.py",

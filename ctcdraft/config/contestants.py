@@ -18,7 +18,7 @@ from ctcdraft.config.cli import CONFIGS
 from ctcdraft.config.drafters import build_drafter, load_drafter
 from ctcdraft.config.early_checks import DRAFTER_CONFIGS, drafter_file, split_reading
 from ctcdraft.config.published_head import is_published_head, open_published_head, read_head_config, run_config_of
-from ctcdraft.config.schema import as_list
+from ctcdraft.config.schema import as_list, check_config
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.contestants import Contestant, StockGenerate
@@ -107,6 +107,7 @@ def resolve(item: Any, untrained: bool = False, trust: Collection[str] = ()) -> 
     # A text for a mapping names an option, which compose_drafter_config has merged already.
     chosen = {key for key, value in values.items() if OmegaConf.is_dict(config[key]) and isinstance(value, str)}
     config = OmegaConf.merge(config, {key: value for key, value in values.items() if key not in chosen})
+    check_config(OmegaConf.create({"drafter": config}))
     target = get_object(config._target_)
     # Drafters without weights are no DraftHead, and a target may be a function.
     if not untrained and isinstance(target, type) and issubclass(target, DraftHead) and not target.usable_untrained:

@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any
 
 from ctcdraft.distributed import Shard
-from ctcdraft.errors import InputError, check_float, check_int
+from ctcdraft.errors import InputError, check_float, check_int, check_temperature
+
+WANDB_MODES = ("online", "offline", "shared", "disabled")
 
 
 def check_bool(value: Any, key: str) -> None:
@@ -29,6 +31,16 @@ def check_bool_or_null(value: Any, key: str) -> None:
 def check_text_or_null(value: Any, key: str) -> None:
     if not isinstance(value, str | None):
         raise InputError(f"{key} must be a name or null, got {value}")
+
+
+def check_list(value: Any, key: str, *, null: bool = False) -> None:
+    if (value is not None or not null) and (isinstance(value, str) or not isinstance(value, Sequence)):
+        raise InputError(f"{key} must be a list, as in {key}=[A,B], got {value}")
+
+
+def check_wandb_mode(value: Any, key: str) -> None:
+    if value not in (None, *WANDB_MODES):
+        raise InputError(f"{key} must be null or one of {', '.join(WANDB_MODES)}, got {value}")
 
 
 def check_betas(value: Any, key: str) -> None:
@@ -89,17 +101,18 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "trainer.probe_prompts": non_negative_int,
     "trainer.num_threads": positive_int_or_null,
     "trainer.prefetch": check_bool,
+    "logger.wandb.mode": check_wandb_mode,
     "drafter.frames": positive_int,
     "objective.labels": positive_int,
     "decoding.max_new_tokens": positive_int,
     "decoding.nodes": check_tree_size,
-    "decoding.temperature": non_negative,
+    "decoding.temperature": check_temperature,
     "decoding.top_k": non_negative_int,
     "decoding.top_p": partial(check_float, above=0, most=1),
     "answers.batch_size": positive_int,
     "answers.max_new_tokens": positive_int,
     "answers.samples": positive_int,
-    "answers.temperature": non_negative,
+    "answers.temperature": check_temperature,
     "hidden_states.rows": positive_int,
     "hidden_states.limit_gb": positive,
     "adapt.rank": positive_int,
@@ -114,6 +127,9 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "sizing.timed_steps": positive_int,
     "sizing.repeats": positive_int,
     "sizing.shown": non_negative_int,
+    **dict.fromkeys(("measure.nodes", "sizing.nodes", "sizing.adaptive_nodes", "drafter.acceptance"), check_list),
+    **dict.fromkeys(("benchmark.contexts", "benchmark.nodes"), check_list),
+    "differences": partial(check_list, null=True),
     **dict.fromkeys(("overwrite", "plan_only", "answers.enforce_eager"), check_bool),
     **dict.fromkeys(("decoding.lossless", "decoding.token_for_token"), check_bool),
     # Null in evaluate.py: as the run has it.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctcdraft.decoding.sampling import warp
 from ctcdraft.decoding.verification import Verifier, plain_function
-from ctcdraft.errors import check_float, check_int
+from ctcdraft.errors import check_float, check_int, check_temperature
 
 LogitsProcessor = Callable[[Tensor], Tensor]  # logits_NV -> log-probabilities_NV
 
@@ -32,7 +32,7 @@ class DecodingSettings:
         check_int(self.max_new_tokens, "decoding.max_new_tokens")
         check_int(self.nodes, "decoding.nodes")
         check_int(self.top_k, "decoding.top_k", least=0)
-        check_float(self.temperature, "decoding.temperature", least=0)
+        check_temperature(self.temperature, "decoding.temperature")
         check_float(self.top_p, "decoding.top_p", above=0, most=1)
         object.__setattr__(self, "verify", plain_function(self.verify))
 

@@ -12,22 +12,21 @@ from torch import nn
 from ctcdraft.errors import InputError
 
 
-def resolve_aux_layers(aux_layers: Sequence[str | int | float], layers: int) -> list[str | int]:
+def resolve_aux_layers(aux_layers: Any, layers: int) -> list[str | int]:
     """Return base.aux_layers with fractions as layer numbers, each once: [last, 0.33, 4] of 12 layers -> [last, 4].
 
     Raises:
         InputError: for values that name no layers of the base.
     """
+    given = list(aux_layers) if isinstance(aux_layers, Sequence) and not isinstance(aux_layers, str) else []
     inner: list[Any] = [
         min(round(layer * layers), layers - 1) if isinstance(layer, float) and 0 < layer < 1 else layer
-        for layer in aux_layers[1:]
+        for layer in given[1:]
     ]
-    if list(aux_layers[:1]) != ["last"] or any(
-        not isinstance(layer, int) or not 0 <= layer < layers for layer in inner
-    ):
+    if given[:1] != ["last"] or any(type(layer) is not int or not 0 <= layer < layers for layer in inner):
         raise InputError(
             f'base.aux_layers must be "last" and then layers from 0 to {layers - 1} or fractions of them, as in '
-            f"[last,{layers // 2}] or [last,0.5], got {list(aux_layers)}"
+            f"[last,{layers // 2}] or [last,0.5], got {aux_layers}"
         )
     return ["last", *dict.fromkeys(inner)]
 
