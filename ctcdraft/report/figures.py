@@ -130,8 +130,8 @@ def read_cost_by_nodes(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure 
     nodes = [n for n, _, _ in points] + [n for curve in curves.values() for n, _ in curve]
     title = "Cost of verifying a tree, in autoregressive steps"
     axes = Axes(axis_ticks(max(nodes))[-1], axis_ticks(max(costs))[-1])
-    label = f"dot: v(n){', line: c + v + o' if curves else ''}"
-    shapes = axes.frame(title, "largest tree, nodes", label, numeric_ticks(max(nodes)))
+    label, ticks = f"dot: v(n){', line: c + v + o' if curves else ''}", numeric_ticks(max(nodes))
+    shapes = axes.frame(title, f"nodes of a tree, mean{' (line: limit)' if curves else ''}", label, ticks)
     colours = drafter_colours(rows)
     for n, v, name in points:
         shapes.append(dot(*axes.at(n, v), colours[name], f"{name}: v({n}) = {v:.2f}"))
@@ -144,7 +144,7 @@ def read_cost_by_nodes(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure 
 
 
 def nodes_read(row: Row) -> float:
-    return round(row["mean_nodes"], 1) if row.get("adaptive") and row["mean_nodes"] else row["nodes"]
+    return round(row["mean_nodes"], 1) if row.get("mean_nodes") else row["nodes"]
 
 
 def reliability_figure(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure | None:

@@ -20,14 +20,13 @@ from ctcdraft.report.tables import Columns, Row
 
 FEW_QUESTIONS = 20
 TREE_SIZE_NOTE = (
-    "Chosen before the first question, on prompts of no benchmark: tau of every size is replayed from one run that "
-    "drafts the largest tree after every token, the cost of a step is measured, and the chosen size maximises tau / "
-    "cost."
+    "Chosen before the first question, on other prompts: tau of every size is replayed from one run that drafts the "
+    "largest tree after every token, the cost of a step is measured, and the chosen size maximises tau / cost."
 )
 ADAPTIVE_NOTE = (
     "Every draft keeps as many nodes as are worth their time, or is skipped. Acceptance probabilities are calibrated, "
-    "and steps timed, before the first question, on prompts of no benchmark. The first tables show what trees of fixed "
-    "sizes would reach there, the second how reliable the probabilities are on questions of this benchmark."
+    "and step times measured or given, before the first question, on other prompts. The first tables show what trees "
+    "of fixed sizes would reach there, the second how reliable the probabilities are on questions of this benchmark."
 )
 RELIABILITY_COLUMNS: Columns = {
     "probability": lambda part: tables.format_number(part["probability"], 3),

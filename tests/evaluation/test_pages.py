@@ -147,11 +147,11 @@ def test_every_figure_is_in_the_page_and_a_file(evaluated, page):
 def test_no_two_of_ten_drafters_share_a_colour_and_a_value_stands_beside_its_name(evaluated):
     """Where dots of one size cover each other, the legend still names them."""
     row = json.loads((evaluated / "report.json").read_text())["rows"][2]
-    rows = [row | {"drafter": f"drafter {number}", "v": 1 + number / 8} for number in range(10)]
+    rows = [row | {"drafter": f"drafter {number}", "v": 1 + number / 8, "mean_nodes": 7.5} for number in range(10)]
     figures = evaluation_figures(rows, None)
     colours = re.findall(r'<rect [^>]*width="12.0" height="12.0" fill="(#\w+)"', figures["reading_by_nodes"].file())
     assert len(set(colours)) == len(colours) == 10
-    assert "drafter 7 v(8) = 1.88" in figures["reading_by_nodes"].file()
+    assert "drafter 7 v(7.5) = 1.88" in figures["reading_by_nodes"].file()
 
 
 def test_a_long_name_is_not_cut(evaluated):
