@@ -37,7 +37,7 @@ from ctcdraft.models.loading import load_base
 
 TINY = str(REPOSITORY / "data" / "tiny" / "base")
 SEARCHES = ("fused_prefix_search", "expand_level", "select_children", "select_levels")
-AUX_LAYERS = ("last", 0.22, 0.61)  # those of configs/base/tiny.yaml
+AUX_LAYERS = ("last", 0.22, 0.61)  # those of configs/aux_layers/of_ctc_gru.yaml
 
 
 class StepCounter:
