@@ -92,6 +92,7 @@ class DeepSpeedEngine(TorchEngine):
             "gradient_accumulation_steps": batches,
             "gradient_clipping": self.settings.max_grad_norm,
             "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,  # else offload_optimizer is refused with torch's AdamW
         }
 
     def step(self, losses: Sequence[Callable[[], Loss]]) -> float:

@@ -1,6 +1,6 @@
 """Process started by test_two_processes.py: DeepSpeed skips gradients that are not finite as the torch engine does.
 
-python tests/training/deepspeed_job.py STAGE...      of ZeRO
+python tests/training/deepspeed_job.py STAGE...      of ZeRO; 2+offload: AdamW's state in the memory of the host
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def main(*stages: str) -> None:
     norms, rates, weights_N = trained(base)
     assert [isfinite(norm) for norm in norms] == [True, False, True, True, False, True]
     for stage in stages:
-        settings = {"zero_optimization": {"stage": int(stage)}}
+        number, _, offload = stage.partition("+")
+        zero = {"stage": int(number)} | ({"offload_optimizer": {"device": "cpu"}} if offload else {})
+        settings = {"zero_optimization": zero}
         theirs = trained(base, engine=DeepSpeedEngine, engine_options={"deepspeed": settings})
         for ours, norm in zip(norms, theirs[0], strict=True):
             assert isfinite(norm) == isfinite(ours), (stage, norms, theirs[0])

@@ -184,7 +184,7 @@ def test_processes_that_exit_right_after_a_collective_do_not_abort(arguments, ou
 def test_deepspeed_skips_gradients_that_are_not_finite():
     """They affect neither the next gradient nor the schedule, with shards and without."""
     done = subprocess.run(
-        [sys.executable, str(ALONE_JOB), "0", "2"], capture_output=True, text=True, timeout=240,
+        [sys.executable, str(ALONE_JOB), "0", "2", "2+offload"], capture_output=True, text=True, timeout=240,
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
