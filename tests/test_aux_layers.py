@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+import transformers
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from tiny_models import random_base, random_lm, tiny_tokenizer
@@ -139,3 +142,44 @@ def test_a_head_without_its_layers_is_refused(runs):
     entries = resolve_contestants(compose_config("evaluate", f"contestants=[{runs / 'all'}]"))
     with pytest.raises(InputError, match="they differ in taps"):
         build_contestant(entries["ctc"], random_base())
+
+
+SMALL = {"vocab_size": 128, "eos_token_id": 1, "bos_token_id": 0, "num_hidden_layers": 3, "num_attention_heads": 4}
+WIDE = {"hidden_size": 64, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 16}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "hooks"),
+    [
+        ("llama", WIDE, 3),
+        ("gemma3_text", WIDE, 3),
+        ("mixtral", {**WIDE, **EXPERTS}, 3),
+        ("gpt2", {"n_embd": 64}, 3),
+        ("gpt_neox", {"hidden_size": 64, "intermediate_size": 64}, 3),
+        ("opt", {"hidden_size": 64, "ffn_dim": 64, "word_embed_proj_dim": 64}, 0),  # its layers are deeper inside
+    ],
+)
+def test_recorded_inputs_of_layers_are_the_hidden_states_of_transformers(architecture, sizes, hooks):
+    config = transformers.AutoConfig.for_model(architecture, **{**SMALL, **sizes})
+    lm = transformers.AutoModelForCausalLM.from_config(config).eval()
+    base = BaseLM(lm, None, architecture, aux_layers=["last", 2, 0, 1])
+    BaseLM(lm, None, architecture, aux_layers=["last", 1])  # as of another head on the same model
+    # A hook makes every forward pass slower, also autoregression's; transformers would leave one on every layer.
+    assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in lm.modules()) == hooks
+    tokens_BL = torch.randint(0, 128, (2, 9), generator=torch.Generator().manual_seed(0))
+    states_BLD = base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))
+    assert base.layer_inputs is None or not base.layer_inputs.by_thread
+    output = lm.base_model(tokens_BL, output_hidden_states=True)
+    expected_BLD = torch.cat([output.last_hidden_state, *(output.hidden_states[n] for n in (2, 0, 1))], dim=-1)
+    assert torch.equal(states_BLD, expected_BLD)
+
+
+def test_threads_record_layers_apart():
+    """Training reads the next batch in a thread while a validation decodes."""
+    base = BaseLM(random_lm(), None, "base", aux_layers=["last", 1])
+    tokens_TL = torch.randint(5, 20, (40, 12), generator=torch.Generator().manual_seed(0))
+    expected = [base.hidden_states(row[None], torch.ones_like(row[None])) for row in tokens_TL]
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda row: base.hidden_states(row[None], torch.ones_like(row[None])), tokens_TL)]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ctcdraft.errors import InputError
 
@@ -29,6 +31,59 @@ def resolve_aux_layers(aux_layers: Any, layers: int) -> list[str | int]:
             f"[last,{layers // 2}] or [last,0.5], got {aux_layers}"
         )
     return ["last", *dict.fromkeys(inner)]
+
+
+class LayerInputs:
+    """The inputs of some layers, recorded as they run: the hidden states that transformers numbers alike.
+
+    With output_hidden_states=True transformers leaves hooks on every layer and every attention, and each later forward
+    pass of the base takes longer, also autoregression's, which draft heads are compared with.
+    """
+
+    def __init__(self) -> None:
+        self.recorded: set[int] = set()
+        self.by_thread: dict[int, dict[int, Tensor]] = {}  # training reads the next batch in a thread
+
+    @classmethod
+    def of(cls, lm: Any, numbers: Sequence[Any]) -> LayerInputs | None:
+        """Return the inputs of these layers of a model, one object per model; None where its layers are not known."""
+        stacks = layer_stacks(lm.base_model, lm.config.num_hidden_layers)
+        if len(stacks) != 1 or not numbers:
+            return None
+        (layers,) = stacks.values()
+        inputs = lm.__dict__.setdefault("layer_inputs", cls())
+        for number in {*numbers} - inputs.recorded:
+            layers[number].register_forward_pre_hook(partial(inputs.record, number), with_kwargs=True)
+            inputs.recorded.add(number)
+        return inputs
+
+    def record(self, number: int, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling():  # what is compiled gets them from transformers
+            states_BLD = args[0] if args else keywords["hidden_states"]
+            self.by_thread.setdefault(get_ident(), {})[number] = states_BLD
+
+    def take(self) -> dict[int, Tensor]:
+        """Return what the last forward pass of this thread recorded, by the number of the layer."""
+        return self.by_thread.pop(get_ident())
+
+
+def collects_all_layers(base: Any) -> bool:
+    """Return whether transformers has to collect the hidden states of all layers in a forward pass."""
+    return len(base.aux_layers) > 1 and (base.layer_inputs is None or torch.compiler.is_compiling())
+
+
+def select_layers(base: Any, output: Any) -> Tensor:
+    """Return the last hidden states of a forward pass, with those of the auxiliary layers concatenated behind them."""
+    if len(base.aux_layers) == 1:
+        return output.last_hidden_state
+    below = base.layer_inputs.take() if output.hidden_states is None else output.hidden_states
+    return torch.cat([output.last_hidden_state, *(below[layer] for layer in base.aux_layers[1:])], dim=-1)
+
+
+def layer_stacks(inner: nn.Module, layers: int) -> dict[str, nn.ModuleList]:
+    """Return the lists of so many modules among the children of a model, by name."""
+    children = dict(inner.named_children())
+    return {name: part for name, part in children.items() if isinstance(part, nn.ModuleList) and len(part) == layers}
 
 
 def refuse_shared_layers(drafter: Any, view: Any, source: Any) -> None:
@@ -76,7 +131,7 @@ def first_layers(base: Any, layers: int | float, normed: bool) -> Any:
         )
     inner = base.lm.base_model
     children = dict(inner.named_children())
-    stacks = [name for name, part in children.items() if isinstance(part, nn.ModuleList) and len(part) == base.layers]
+    stacks = [*layer_stacks(inner, base.layers)]
     norms = [name for name, part in children.items() if "norm" in type(part).__name__.lower()]
     if len(stacks) != 1 or len(norms) != 1:
         raise InputError(

@@ -18,7 +18,7 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.static_cache import StaticCache
 from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.models.aux_layers import resolve_aux_layers
+from ctcdraft.models.aux_layers import LayerInputs, collects_all_layers, resolve_aux_layers, select_layers
 from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
 from ctcdraft.models.compatibility import checked_context_length, refuse_unsupported_config
 from ctcdraft.models.deepspeed import gather, is_sharded
@@ -60,6 +60,7 @@ class BaseLM(nn.Module):
         if quantization is None:
             refuse_quantized(lm, name)
         self.aux_layers = resolve_aux_layers(aux_layers, lm.config.num_hidden_layers)
+        self.layer_inputs: Any = LayerInputs.of(lm, self.aux_layers[1:])
         self.state_columns: Tensor | None = None  # those of its hidden states that a head reads; see view_of_layers
         self.static_shapes: StaticShapes | None = None  # None: each forward pass has the shape of its tree
         self.fused_layers: FusedLayers | None = None  # for fixed shapes on an accelerator, see fuse_layers
@@ -198,9 +199,9 @@ class BaseLM(nn.Module):
             attention_mask=None if mask_NM is None else self.layer_masks(mask_NM[None, None]),
             past_key_values=cache,
             use_cache=True,
-            output_hidden_states=len(self.aux_layers) > 1,
+            output_hidden_states=collects_all_layers(self),
         )
-        return self._select_layers(output)[0]
+        return select_layers(self, output)[0]
 
     @torch.no_grad()
     def hidden_states(self, tokens_BL: Tensor, mask_BL: Tensor, position_ids_BL: Tensor | None = None) -> Tensor:
@@ -218,9 +219,9 @@ class BaseLM(nn.Module):
                 not attend to each other.
         """
         inputs = {"attention_mask": mask_BL} | ({} if position_ids_BL is None else self.packed_inputs(position_ids_BL))
-        several = len(self.aux_layers) > 1
-        output = self.lm.base_model(input_ids=tokens_BL, use_cache=False, output_hidden_states=several, **inputs)
-        return self._select_layers(output)
+        every = collects_all_layers(self)
+        output = self.lm.base_model(input_ids=tokens_BL, use_cache=False, output_hidden_states=every, **inputs)
+        return select_layers(self, output)
 
     def layer_masks(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the additive mask in the form the layers take: one, or one per layer type with sliding windows."""
@@ -236,14 +237,6 @@ class BaseLM(nn.Module):
     def additive_mask(self, seen_X: Tensor) -> Tensor:
         """Return 0 where `seen_X` is True and the lowest number of the dtype elsewhere."""
         return torch.where(seen_X, *mask_values(self.dtype, self.device))
-
-    def _select_layers(self, output: Any) -> Tensor:
-        """Return the last hidden states, with those of the auxiliary layers concatenated behind them."""
-        if len(self.aux_layers) == 1:
-            return output.last_hidden_state
-        return torch.cat(
-            [output.last_hidden_state, *(output.hidden_states[layer] for layer in self.aux_layers[1:])], dim=-1
-        )
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the identity of this base, which draft heads and corpora made for it are checked against."""

@@ -82,8 +82,7 @@ class ModelStats:
         Layers run one at a time, so it is that of one layer.
         """
         values = 4 * self.width + 3 * self.inner + 3 * self.attention_width
-        # With auxiliary layers transformers keeps the hidden states of all layers.
-        saved = (self.layers + 1) * self.width if self.states_per_token > 1 else 0
+        saved = (self.states_per_token - 1) * self.width  # inputs of the auxiliary layers
         return rows * length * (values + saved) * self.itemsize
 
 
