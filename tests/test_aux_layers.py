@@ -169,10 +169,10 @@ def test_recorded_inputs_of_layers_are_the_hidden_states_of_transformers(archite
     assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in lm.modules()) == hooks
     tokens_BL = torch.randint(0, 128, (2, 9), generator=torch.Generator().manual_seed(0))
     states_BLD = base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))
-    assert base.layer_inputs is None or not base.layer_inputs.by_thread
     output = lm.base_model(tokens_BL, output_hidden_states=True)
     expected_BLD = torch.cat([output.last_hidden_state, *(output.hidden_states[n] for n in (2, 0, 1))], dim=-1)
     assert torch.equal(states_BLD, expected_BLD)
+    assert base.layer_inputs is None or not base.layer_inputs.by_thread  # nothing is kept, also of the model's own use
 
 
 def test_threads_record_layers_apart():
@@ -183,3 +183,16 @@ def test_threads_record_layers_apart():
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(lambda row: base.hidden_states(row[None], torch.ones_like(row[None])), tokens_TL)]
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("compiled", ["inner", "layers", "forward"])
+def test_a_model_that_its_user_compiled_has_the_same_hidden_states(compiled):
+    base = BaseLM(random_lm(), None, "base", aux_layers=["last", 1])
+    tokens_BL = torch.arange(5, 17)[None]
+    expected_BLD = base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))
+    inner = base.lm.base_model
+    for module in {"inner": [inner], "layers": inner.layers, "forward": []}[compiled]:
+        module.compile(backend="eager")
+    if compiled == "forward":
+        inner.forward = torch.compile(inner.forward, backend="eager")
+    assert torch.equal(base.hidden_states(tokens_BL, torch.ones_like(tokens_BL)), expected_BLD)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from accelerate.big_modeling import cpu_offload
 from tiny_models import random_base
 from torch import nn
 
-from ctcdraft.models.fingerprint import has_other_rotary, rotary_hash, weights_hash
+from ctcdraft.models.fingerprint import has_other_rotary, rotary_summary, weights_hash
 
 
 class WithScales(nn.Linear):
@@ -48,12 +49,24 @@ def test_other_rotary_frequencies_are_another_base():
     frequencies = next(module for module in other.lm.modules() if hasattr(module, "inv_freq"))
     frequencies.inv_freq = frequencies.original_inv_freq = frequencies.inv_freq / 4
     assert weights_hash(other.lm) == base.weights_hash
-    one, changed = base.fingerprint(), base.fingerprint() | {"rotary": rotary_hash(other.lm)}
+    one, changed = base.fingerprint(), base.fingerprint() | {"rotary": rotary_summary(other.lm)}
     assert has_other_rotary(one, changed)
     assert not has_other_rotary(one, random_base().fingerprint())
     assert not has_other_rotary(
         {key: value for key, value in one.items() if key != "rotary"}, changed
     )  # of older files
     frequencies.attention_scaling = 1.1
-    assert rotary_hash(other.lm) != changed["rotary"]
-    assert rotary_hash(nn.Linear(2, 2)) == rotary_hash(other.lm.to("meta")) == ""
+    assert has_other_rotary(changed, changed | {"rotary": rotary_summary(other.lm)})
+    assert rotary_summary(nn.Linear(2, 2)) == rotary_summary(other.lm.to("meta")) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("theta", [1e4, 2.0**13, 5e5, 1e6, 2.0**20])
+def test_rounded_rotary_frequencies_are_those_of_the_same_base(theta, dtype):
+    whole, rounded = (nn.Module() for _ in range(2))
+    frequencies_D = theta ** -(torch.arange(0, 128, 2) / 128)
+    whole.register_buffer("inv_freq", frequencies_D)
+    rounded.register_buffer("inv_freq", frequencies_D.to(dtype))
+    assert not has_other_rotary({"rotary": rotary_summary(whole)}, {"rotary": rotary_summary(rounded)})
+    whole.inv_freq = (theta * 1.1) ** -(torch.arange(0, 128, 2) / 128)
+    assert has_other_rotary({"rotary": rotary_summary(whole)}, {"rotary": rotary_summary(rounded)})

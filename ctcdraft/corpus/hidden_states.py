@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -101,10 +102,17 @@ class OfflineHiddenStates:
         order = sorted(range(len(tokens)), key=lambda index: (lengths[index], index))
         self.shard_rows = [order[start : start + rows] for start in range(0, len(order), rows)]
         self.location = {index: (n, k) for n, indices in enumerate(self.shard_rows) for k, index in enumerate(indices)}
-        source = json.dumps([base.fingerprint(), str(base.dtype), precision], sort_keys=True).encode()
-        keys = [content_key(source, [tokens[index] for index in shard]) for shard in self.shard_rows]
-        self.folder = ShardFolder(Path(path) / content_key("".join(keys).encode(), []), keys)
+        identity = base.fingerprint()
+        rotary = identity.pop("rotary", None)  # which the names of older folders do not depend on
+        self.folder = self._folder(Path(path), [identity, str(base.dtype), precision])
+        if rotary is not None and not self.folder.path.exists():
+            self.folder = self._folder(Path(path), [identity | {"rotary": rotary}, str(base.dtype), precision])
         self.filled = False
+
+    def _folder(self, path: Path, of: list[Any]) -> ShardFolder:
+        source = json.dumps(of, sort_keys=True).encode()
+        keys = [content_key(source, [self.tokens[index] for index in shard]) for shard in self.shard_rows]
+        return ShardFolder(path / content_key("".join(keys).encode(), []), keys)
 
     @property
     def bytes_per_token(self) -> int:

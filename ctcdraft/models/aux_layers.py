@@ -40,9 +40,9 @@ class LayerInputs:
     pass of the base takes longer, also autoregression's, which draft heads are compared with.
     """
 
-    def __init__(self) -> None:
-        self.recorded: set[int] = set()
-        self.by_thread: dict[int, dict[int, Tensor]] = {}  # training reads the next batch in a thread
+    def __init__(self, inner: nn.Module) -> None:
+        self.modules: dict[Any, nn.Module] = {"inner": inner}  # and the layers, by number
+        self.by_thread: dict[int, dict[int, Tensor]] = {}  # of forward passes that want them; training has two threads
 
     @classmethod
     def of(cls, lm: Any, numbers: Sequence[Any]) -> LayerInputs | None:
@@ -51,33 +51,46 @@ class LayerInputs:
         if len(stacks) != 1 or not numbers:
             return None
         (layers,) = stacks.values()
-        inputs = lm.__dict__.setdefault("layer_inputs", cls())
-        for number in {*numbers} - inputs.recorded:
+        inputs = lm.__dict__.setdefault("layer_inputs", cls(lm.base_model))
+        for number in {*numbers} - {*inputs.modules}:
             layers[number].register_forward_pre_hook(partial(inputs.record, number), with_kwargs=True)
-            inputs.recorded.add(number)
+            inputs.modules[number] = layers[number]
         return inputs
 
     def record(self, number: int, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():  # what is compiled gets them from transformers
-            states_BLD = args[0] if args else keywords["hidden_states"]
-            self.by_thread.setdefault(get_ident(), {})[number] = states_BLD
+        if not torch.compiler.is_compiling() and (wanted := self.by_thread.get(get_ident())) is not None:
+            wanted[number] = args[0] if args else keywords["hidden_states"]
 
-    def take(self) -> dict[int, Tensor]:
-        """Return what the last forward pass of this thread recorded, by the number of the layer."""
-        return self.by_thread.pop(get_ident())
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether these modules are run by torch.compile, in which nothing is recorded."""
+        if torch.compiler.is_compiling():
+            return True
+        return any(
+            one._compiled_call_impl is not None or hasattr(one.forward, "_torchdynamo_orig_callable")
+            for one in self.modules.values()
+        )
 
 
-def collects_all_layers(base: Any) -> bool:
-    """Return whether transformers has to collect the hidden states of all layers in a forward pass."""
-    return len(base.aux_layers) > 1 and (base.layer_inputs is None or torch.compiler.is_compiling())
-
-
-def select_layers(base: Any, output: Any) -> Tensor:
-    """Return the last hidden states of a forward pass, with those of the auxiliary layers concatenated behind them."""
-    if len(base.aux_layers) == 1:
-        return output.last_hidden_state
-    below = base.layer_inputs.take() if output.hidden_states is None else output.hidden_states
-    return torch.cat([output.last_hidden_state, *(below[layer] for layer in base.aux_layers[1:])], dim=-1)
+def run_layers(base: Any, **inputs: Any) -> Tensor:
+    """Run the base up to its final norm; return these hidden states, with those of auxiliary layers behind them."""
+    inner, several = base.lm.base_model, len(base.aux_layers) > 1
+    below: Any = {}
+    if several and base.layer_inputs is not None and not base.layer_inputs.is_compiled:
+        threads, own = base.layer_inputs.by_thread, get_ident()
+        threads[own] = below
+        try:
+            output = inner(**inputs, output_hidden_states=False)
+        finally:
+            del threads[own]
+    else:
+        output = inner(**inputs, output_hidden_states=several)
+        below = output.hidden_states
+    last_BLD = output.last_hidden_state
+    if not several:
+        return last_BLD
+    # With device_map a layer's input may still be on the device of the layer before.
+    return torch.cat([last_BLD, *(below[layer].to(last_BLD.device) for layer in base.aux_layers[1:])], dim=-1)
 
 
 def layer_stacks(inner: nn.Module, layers: int) -> dict[str, nn.ModuleList]:

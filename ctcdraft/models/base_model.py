@@ -18,12 +18,12 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.static_cache import StaticCache
 from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.models.aux_layers import LayerInputs, collects_all_layers, resolve_aux_layers, select_layers
+from ctcdraft.models.aux_layers import LayerInputs, resolve_aux_layers, run_layers
 from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
 from ctcdraft.models.compatibility import checked_context_length, refuse_unsupported_config
 from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
-from ctcdraft.models.fingerprint import base_fingerprint, rotary_hash, weights_hash
+from ctcdraft.models.fingerprint import base_fingerprint, rotary_summary, weights_hash
 from ctcdraft.models.fused_layers import FusedLayers, fused_layers, read_padded_text, read_static_tree
 from ctcdraft.nn.masks import SlidingWindow, mask_values, packed_causal_mask
 from ctcdraft.nn.tree_attention import use_tree_attention
@@ -77,7 +77,7 @@ class BaseLM(nn.Module):
         self.context_length = checked_context_length(context_length, lm.config, name)
         self.window = SlidingWindow.of(lm.config, self.context_length)
         self.stop_token_ids = eos_token_ids(lm, tokenizer)
-        self.weights_hash, self.rotary_hash = weights_hash(lm), rotary_hash(lm)
+        self.weights_hash, self.rotary = weights_hash(lm), rotary_summary(lm)
         if chat_template is not None and tokenizer is not None:
             tokenizer.chat_template = chat_template
 
@@ -192,16 +192,10 @@ class BaseLM(nn.Module):
         return self.head(states_ND if len(self.aux_layers) == 1 else states_ND[:, : self.width])
 
     def _forward(self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: Any) -> Tensor:
-        output = self.lm.base_model(
-            input_ids=tokens_N[None],
-            position_ids=positions_N[None],
-            # 4-D and additive: eager attention would silently add a boolean mask as 0 and 1.
-            attention_mask=None if mask_NM is None else self.layer_masks(mask_NM[None, None]),
-            past_key_values=cache,
-            use_cache=True,
-            output_hidden_states=collects_all_layers(self),
-        )
-        return select_layers(self, output)[0]
+        # The mask is 4-D and additive: eager attention would silently add a boolean mask as 0 and 1.
+        mask = None if mask_NM is None else self.layer_masks(mask_NM[None, None])
+        inputs = {"input_ids": tokens_N[None], "position_ids": positions_N[None], "attention_mask": mask}
+        return run_layers(self, **inputs, past_key_values=cache, use_cache=True)[0]
 
     @torch.no_grad()
     def hidden_states(self, tokens_BL: Tensor, mask_BL: Tensor, position_ids_BL: Tensor | None = None) -> Tensor:
@@ -219,9 +213,7 @@ class BaseLM(nn.Module):
                 not attend to each other.
         """
         inputs = {"attention_mask": mask_BL} | ({} if position_ids_BL is None else self.packed_inputs(position_ids_BL))
-        every = collects_all_layers(self)
-        output = self.lm.base_model(input_ids=tokens_BL, use_cache=False, output_hidden_states=every, **inputs)
-        return select_layers(self, output)
+        return run_layers(self, input_ids=tokens_BL, use_cache=False, **inputs)
 
     def layer_masks(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the additive mask in the form the layers take: one, or one per layer type with sliding windows."""

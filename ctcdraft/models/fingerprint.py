@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ctcdraft.models.deepspeed import gather_copy, is_sharded
 from ctcdraft.models.device_map import materialized
 
+ROTARY_TOLERANCE = 0.02
+
 
 def base_fingerprint(base: Any) -> dict[str, Any]:
     """Return the identity of a base that is written beside everything made for it (fingerprint.json, manifest.json)."""
@@ -26,13 +28,19 @@ def base_fingerprint(base: Any) -> dict[str, Any]:
         "tokenizer": tokenizer_hash(base.tokenizer) if base.tokenizer is not None else "",
         "chat_template": text_hash(getattr(base.tokenizer, "chat_template", None) or ""),
         **({"adapter": base.adapted} if base.adapted else {}),
-        **({"rotary": base.rotary_hash} if base.rotary_hash else {}),
+        **({"rotary": base.rotary} if base.rotary else {}),
     }
 
 
 def has_other_rotary(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two fingerprints have different rotary frequencies; those of older versions have none."""
-    return "rotary" in one and "rotary" in other and one["rotary"] != other["rotary"]
+    if "rotary" not in one or "rotary" not in other:
+        return False
+    # Rounded to half precision, as by model.to(torch.bfloat16), frequencies are still those of the same base.
+    numbers = [[number for table in of["rotary"] for number in table] for of in (one, other)]
+    return len(numbers[0]) != len(numbers[1]) or any(
+        abs(a - b) > ROTARY_TOLERANCE for a, b in zip(*numbers, strict=True)
+    )
 
 
 def short_hash(content: bytes) -> str:
@@ -64,22 +72,21 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
     return digest.hexdigest()[:16]
 
 
-def rotary_hash(lm: nn.Module) -> str:
-    """Return a hash of all rotary frequencies, which follow from the model's config and are in no checkpoint.
+def rotary_summary(lm: nn.Module) -> list[list[float]]:
+    """Return number, mean log2 and scaling of each table of rotary frequencies, which no checkpoint has.
 
-    "" where there are none, and on the meta device. Names of buffers, which differ between versions, do not count.
+    They follow from the model's config. [] without any, and on the meta device. Names, which differ between versions of
+    transformers, do not count.
     """
     tables = set()
     for module in lm.modules():
         for name, value in module.named_buffers(recurse=False):
             if name.endswith("inv_freq"):
                 if value.is_meta:
-                    return ""
-                scaling = round(float(getattr(module, "attention_scaling", 1.0)), 4)
-                # In sixteenths of an octave: a CPU and a GPU compute values that differ in the last bit.
-                octaves = value.float().clamp(min=1e-30).log2().mul(16).round().int()
-                tables.add(octaves.cpu().numpy().tobytes() + str(scaling).encode())
-    return short_hash(b"".join(sorted(tables))) if tables else ""
+                    return []
+                octaves = float(value.float().clamp(min=1e-30).log2().mean())
+                tables.add((value.numel(), round(octaves, 3), round(float(getattr(module, "attention_scaling", 1)), 3)))
+    return [list(table) for table in sorted(tables)]
 
 
 def materialized_tensor(owner: nn.Module | None, name: str, tensor: Tensor) -> Tensor:

@@ -55,6 +55,20 @@ def test_the_store_used_longest_ago_is_removed_first_and_none_in_use(base, tmp_p
     assert (tmp_path / "mine.safetensors").exists()
 
 
+def test_a_store_of_an_older_version_is_found_by_the_same_base(base, tmp_path):  # noqa: F811
+    """Its name does not depend on rotary frequencies; that of a new one does."""
+    tokens, rotary = random_sequences(12).tokens, base.rotary
+    base.rotary = []
+    old = filled(base, tokens, tmp_path / "old")[0].folder.path
+    base.rotary = rotary
+    assert filled(base, tokens, tmp_path / "old")[0].folder.path == old
+    new = filled(base, tokens, tmp_path / "new")[0].folder.path
+    base.rotary = [[8, -1.0, 1.0]]
+    other = filled(base, tokens, tmp_path / "new")[0].folder.path
+    base.rotary = rotary
+    assert len({old.name, new.name, other.name}) == 3
+
+
 def test_a_store_that_the_disk_has_no_room_for_is_refused(base, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(shard_folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(InputError, match=r"32\.6 kB of hidden states do not fit into .*, 1\.0 kB of the disk are free"):
