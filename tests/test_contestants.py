@@ -14,6 +14,7 @@ from sequential_parts import saved_lm
 from ctcdraft.config.cli import compose_config
 from ctcdraft.config.contestants import build_contestant, resolve
 from ctcdraft.config.drafters import load_drafter
+from ctcdraft.config.early_checks import DRAFTER_CONFIGS
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
 from ctcdraft.training.run_directory import RunDirectory
@@ -232,3 +233,8 @@ def test_a_drafter_by_name_has_the_values_that_hydra_composes(name):
     composed = compose_config("train", f"drafter={name}").drafter
     found = resolve(name, untrained=True).config
     assert OmegaConf.to_container(found) == OmegaConf.to_container(composed)
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in DRAFTER_CONFIGS.glob("*.yaml") if file.stem != "merged"))
+def test_the_values_of_every_shipped_drafter_are_accepted(name):
+    assert resolve(name, untrained=True).name == name

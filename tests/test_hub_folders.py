@@ -48,7 +48,7 @@ def test_half_precision_halves_the_file(home, tmp_path):  # noqa: F811
         (
             "config.json",
             lambda text: text.replace('"frames": 3', '"frames": 3, "name": "\\u001b[2J"'),
-            r"name in .* must be .*, got",
+            r"name in .* must be printable, got",
         ),
         ("config.json", lambda text: "[1]", "missing or damaged"),
         ("config.json", lambda text: "[" * 10**5, "missing or damaged"),

@@ -20,6 +20,7 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ctcdraft.config.allowed import GET_METHOD
 from ctcdraft.distributed import LostProcessError
 from ctcdraft.errors import InputError, first_line
 
@@ -137,7 +138,7 @@ def error_sentence(error: Exception) -> str | None:
         return str(input_error) + (f"; {KEPT}" if isinstance(input_error, LostProcessError) else "")
     if isinstance(error, InstantiationException) and str(error).startswith("Error locating target"):
         return f"{str(error).splitlines()[0].rstrip(':.')}; check the name in _target_"
-    if isinstance(error, InstantiationException) and isinstance(error.__cause__, ImportError):  # of get_method
+    if isinstance(error.__cause__, ImportError) and f"'{GET_METHOD}'" in str(error):
         return f"{first_line(error.__cause__).rstrip(':.')}; check the name of the function in path="
     if type(error).__module__.split(".")[0] in ("joblib", "submitit"):  # the process of a job was killed
         return f"a job of the sweep has ended without a result ({first_line(error)}); the same command continues"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from ctcdraft.training import run_directory
 from ctcdraft.training.run_directory import load_trainable_state, refuse_other_base
 
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
-HEAD_NAME = re.compile(r"[\w.+@-]{0,80}")  # it is printed to terminals, tables and figures
+MAX_NAME_LENGTH = 200
 # Not the chat template: where a prompt is formatted by others, it does not matter.
 MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer")
 
@@ -57,8 +56,9 @@ def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any
     if type(nodes) is not int or not 1 <= nodes <= MAX_NODES or not isinstance(fingerprint.get("base"), str):
         raise damaged_file_error(folder / CONFIG_FILE)
     refuse_foreign({"drafter": values["drafter"]}, folder / CONFIG_FILE, HEAD_TARGETS, trust)
-    if not isinstance(name := values["drafter"].get("name", ""), str) or not HEAD_NAME.fullmatch(name):
-        raise InputError(f"drafter.name in {folder / CONFIG_FILE} must be {HEAD_NAME.pattern}, got {name!r:.80}")
+    name = values["drafter"].get("name", "")
+    if not isinstance(name, str) or not name.isprintable() or len(name) > MAX_NAME_LENGTH:  # terminals, tables, figures
+        raise InputError(f"drafter.name in {folder / CONFIG_FILE} must be printable, got {name!a:.80}")
     return values
 
 

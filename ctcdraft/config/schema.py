@@ -127,9 +127,9 @@ SCHEMA: dict[str, Callable[[Any, str], object]] = {
     "sizing.timed_steps": positive_int,
     "sizing.repeats": positive_int,
     "sizing.shown": non_negative_int,
-    **dict.fromkeys(("measure.nodes", "sizing.nodes", "sizing.adaptive_nodes", "drafter.acceptance"), check_list),
+    **dict.fromkeys(("measure.nodes", "sizing.nodes", "sizing.adaptive_nodes"), check_list),
     **dict.fromkeys(("benchmark.contexts", "benchmark.nodes"), check_list),
-    "differences": partial(check_list, null=True),
+    **dict.fromkeys(("differences", "drafter.acceptance"), partial(check_list, null=True)),
     **dict.fromkeys(("overwrite", "plan_only", "answers.enforce_eager"), check_bool),
     **dict.fromkeys(("decoding.lossless", "decoding.token_for_token"), check_bool),
     # Null in evaluate.py: as the run has it.

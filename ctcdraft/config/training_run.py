@@ -25,7 +25,7 @@ from ctcdraft.io import refuse_existing_run, write_text
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.renamed import current
 from ctcdraft.training.deepspeed import DeepSpeedEngine
-from ctcdraft.training.loggers import JsonlLogger, Logger, refuse_absent, refuse_missing_login
+from ctcdraft.training.loggers import JsonlLogger, Logger, refuse_absent, refuse_missing_key
 from ctcdraft.training.run_directory import RunDirectory, run_lock
 from ctcdraft.training.sweep import read_job
 from ctcdraft.training.trainer import Trainer
@@ -173,8 +173,8 @@ def refuse_wrong_training(config: DictConfig) -> None:
     if config.base.get("zero3"):
         refuse_unsupported_zero3(config)
     refuse_absent(get_class(part._target_) for part in config.logger.values() if part is not None)
-    if config.logger.get("wandb") is not None and from_environment().is_main:
-        refuse_missing_login(config.logger.wandb.mode)
+    if config.logger.get("wandb") is not None and not config.plan_only:
+        refuse_missing_key(config.logger.wandb.mode)
 
 
 def refuse_unadaptable(config: DictConfig) -> None:

@@ -185,16 +185,18 @@ def refuse_wrong_config(deepspeed: Any, config: Mapping[str, Any], defaults: Map
     """
     for key in [key for key in SET_BY_TRAINER if key in config]:
         raise InputError(f"engine.deepspeed.{key} is set by the trainer; leave it out, and give {SET_BY_TRAINER[key]}")
-    for key in [key for key in ("bf16", "fp16") if dict(config.get(key) or {}).get("enabled")]:
-        # It would cast the lm_head and the embedding, which are the base's, and checkpoints would have rounded weights.
-        raise InputError(f"engine.deepspeed.{key}.enabled must be false; trainer.autocast=true computes in bfloat16")
     try:
         # A copy, because DeepSpeed writes defaults into the sections that it reads.
-        deepspeed.DeepSpeedConfig(copy.deepcopy({**defaults, **config}))
+        parsed = deepspeed.DeepSpeedConfig(copy.deepcopy({**defaults, **config}))
     except (AssertionError, ValueError, TypeError, AttributeError, deepspeed.DeepSpeedConfigError) as error:
         raise InputError(f"DeepSpeed refuses engine.deepspeed: {deepspeed_error_reason(error)}") from error
-    zero = config.get("zero_optimization") or {}
-    if zero.get("stage") == 3:
+    for key, enabled in (("bf16", parsed.bfloat16_config.enabled), ("fp16", parsed.float16_config.enabled)):
+        # It would cast the lm_head and the embedding, which are the base's, and checkpoints would have rounded weights.
+        if enabled:
+            raise InputError(
+                f"engine.deepspeed.{key}.enabled must be false; trainer.autocast=true computes in bfloat16"
+            )
+    if parsed.zero_optimization_stage == 3:
         raise InputError(
             "engine.deepspeed.zero_optimization.stage must be 0, 1 or 2, got 3, which would shard the lm_head of the "
             "base; base.zero3=true shards the base itself"

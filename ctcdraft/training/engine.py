@@ -31,7 +31,8 @@ class OptimizerSettings:
     """Schedule, weight decay, clipping and precision of an engine: keys of `trainer`, documented in configs/train.yaml.
 
     `clip_value`, where set, bounds each gradient entry in place of `max_grad_norm`. Muon uses the second of `betas` as
-    its momentum. Norms, biases and embeddings are not decayed.
+    its momentum. Norms, biases and the embeddings of frame positions are not
+    decayed.
     """
 
     steps: int
@@ -83,7 +84,7 @@ class TorchEngine:
         self.loss_of: nn.Module | None = None  # built in the first step, when all parameters are known
         # A lambda, because a state_dict of LambdaLR would hold the attributes of a callable that is no function.
         self.lr_factor = lambda step: warmup_cosine(step, settings)
-        self.optimisers = self.build_optimizers(*split_by_weight_decay(module, parameters))
+        self.optimisers = self.build_optimizers(*split_by_weight_decay(parameters))
         self.schedules = [LambdaLR(optimizer, self.lr_factor) for optimizer in self.optimisers]
 
     def build_optimizers(self, matrices: list[nn.Parameter], others: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
@@ -204,14 +205,10 @@ class MuonEngine(TorchEngine):
         )
 
 
-def split_by_weight_decay(
-    module: nn.Module, parameters: Sequence[nn.Parameter]
-) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return weight matrices, which are decayed, and the rest: norms, biases and embeddings of tokens and frames."""
-    embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-    matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32 and id(p) not in embeddings]
-    decayed = {id(p) for p in matrices}
-    return matrices, [p for p in parameters if id(p) not in decayed]
+def split_by_weight_decay(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return weight matrices, which are decayed, and the rest: norms, biases and the embeddings of frame positions."""
+    matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
+    return matrices, [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
 
 
 def warmup_cosine(step: int, settings: OptimizerSettings) -> float:

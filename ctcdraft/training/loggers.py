@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import netrc
 import os
 import secrets
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from math import isfinite
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.hardware import peak_process_bytes
@@ -129,14 +131,19 @@ def wandb_mode(mode: Any) -> Any:
     return os.environ.get("WANDB_MODE", "offline") if mode is None else mode
 
 
-def refuse_missing_login(mode: Any) -> None:
+def refuse_missing_key(mode: Any) -> None:
     """Raise InputError where metrics are to be sent to W&B without an API key, before hours of response generation."""
-    if wandb_mode(mode) != "online":
+    if wandb_mode(mode) not in ("online", "shared"):
         return
-    import wandb
-
-    if not wandb.login(prompt=False):
-        raise InputError("W&B is online and has no API key; run `wandb login`, or give logger.wandb.mode=offline")
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    with contextlib.suppress(OSError, netrc.NetrcParseError):  # where `wandb login` writes it
+        if netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None:
+            return
+    if not any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        raise InputError(
+            f"logger.wandb.mode={wandb_mode(mode)} needs an API key; run `wandb login` or set WANDB_API_KEY, or give "
+            "logger.wandb.mode=offline"
+        )
 
 
 def wandb_identity(file: Path, name: str, group: str | None) -> dict[str, Any]:

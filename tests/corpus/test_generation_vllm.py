@@ -14,7 +14,7 @@ from ctcdraft.corpus.generation.vllm import VllmAnswers
 from ctcdraft.errors import InputError
 
 PROMPTS = [tiny_tokenizer()(text)["input_ids"] for text in ("a", "How are you?", "b" * 200)]
-OFFLINE = VllmAnswers(8, 100, 0.0, 5, 1, "somewhere", "main", "auto", 0.5, True, checked=2)
+OFFLINE = VllmAnswers(8, 100, 0.0, 5, 1, "somewhere", "auto", 0.5, True, revision="main", checked=2)
 
 
 def stand_in(base):

@@ -41,6 +41,9 @@ def deepspeed():
         ({"optimizer": {"type": "Adam"}}, r"leave it out, and give trainer\.learning_rate="),
         ({"zero_optimization": {"stage": 3}}, r"stage must be 0, 1 or 2, got 3, .*; base\.zero3=true shards"),
         ({"bf16": {"enabled": True}}, r"deepspeed\.bf16\.enabled must be false; trainer\.autocast=true computes"),
+        ({"zero_optimization": {"stage": "3"}}, r"stage must be 0, 1 or 2, got 3"),
+        ({"bfloat16": {"enabled": True}}, r"deepspeed\.bf16\.enabled must be false"),
+        ({"bf16": True}, "^DeepSpeed refuses engine.deepspeed: "),
         ({"fp16": {"enabled": True}}, r"deepspeed\.fp16\.enabled must be false; trainer\.autocast=true computes"),
     ],
 )
@@ -53,7 +56,7 @@ def test_a_wrong_value_is_refused(deepspeed, config, message):
     {"zero_optimization": {"stage": 2}}, {"zero_optimization": {"stage": 1, "reduce_bucket_size": 1e6}},
     {"bf16": {"enabled": False}}, {"wall_clock_breakdown": True}, {"gradient_clipping": 0.5}, {},
     {"activation_checkpointing": {"profile": False}}, {"flops_profiler": {"enabled": False}},
-    {"aio": {"block_size": 1048576}},
+    {"aio": {"block_size": 1048576}}, {"zero_optimization": True},
 ])  # fmt: skip
 def test_values_of_deepspeed_are_accepted_and_left_unchanged(deepspeed, config):
     given = copy.deepcopy(config)

@@ -10,7 +10,7 @@ import pytest
 from entry_parts import expect_error, run_script, train_args
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.loggers import WandbLogger
+from ctcdraft.training.loggers import WandbLogger, refuse_missing_key
 
 CONFIG = {"drafter": {"name": "ctc"}, "objective": {"_target_": "ctcdraft.objectives.ctc.CTC"}, "base": {"name": "b"}}
 
@@ -90,11 +90,16 @@ def test_being_online_without_a_key_is_refused_before_the_base_is_loaded(tmp_pat
     pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
     arguments = train_args("run=x", "base.path=nowhere", "prepared=nowhere", "logger=wandb", "logger.wandb.mode=online")
     message = expect_error(monkeypatch, capsys, "train.py", *arguments)
-    assert "W&B is online and has no API key; run `wandb login`, or give logger.wandb.mode=offline" in message
+    assert "logger.wandb.mode=online needs an API key; run `wandb login` or set WANDB_API_KEY, or give" in message
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret")
+    refuse_missing_key("online")
+    (tmp_path / "netrc").unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    refuse_missing_key("online")
 
 
 def test_an_error_of_wandb_is_one_sentence(tmp_path):

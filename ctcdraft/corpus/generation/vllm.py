@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,11 +25,12 @@ class VllmAnswers(ResponseGenerator):
     """vLLM on the weights at `path`; it batches the requests of each of our batches by itself."""
 
     path: str
-    revision: str | None
     dtype: str
     gpu_memory_utilization: float
     enforce_eager: bool  # false: vLLM compiles the model first, which takes minutes on a CPU
-    checked: int  # responses of the first batch that are verified; weights at `path` lack an adapter of the base
+    # With defaults, as configs of older runs lack them.
+    revision: str | None = field(default=None, kw_only=True)
+    checked: int = field(default=8, kw_only=True)  # responses of the first batch that are verified with the base
 
     def __post_init__(self) -> None:
         super().__post_init__()
