@@ -123,8 +123,9 @@ def is_changed(lm: Any) -> bool:
         for part in lm.base_model.modules()
         for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
     ]
-    # Those of transformers collect hidden states.
-    return any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
+    # Those of transformers and of LayerInputs collect hidden states.
+    origins = [getattr(getattr(hook, "func", hook), "__module__", "") for hook in hooks]
+    return any(not origin.startswith(("transformers.", "ctcdraft.models.aux_layers")) for origin in origins)
 
 
 def is_plain(probe: CausalBlock, layer: Any, number: int, shape: BlockConfig, lm: Any) -> bool:
