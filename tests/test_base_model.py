@@ -100,7 +100,7 @@ def test_the_fingerprint_depends_on_weights_tokenizer_and_template_but_not_on_dt
     assert one["weights"] != other["weights"]
     assert one["tokenizer"] == other["tokenizer"]
     half = BaseLM(random_lm().to(torch.bfloat16), tiny_tokenizer(), "random-llama")
-    assert half.fingerprint() | {"rotary": one["rotary"]} == one
+    assert half.fingerprint() | {"rotary_frequencies": one["rotary_frequencies"]} == one
     assert not has_other_rotary(half.fingerprint(), one)
     templated = BaseLM(random_lm(), tiny_tokenizer(), "random-llama", chat_template="{{ messages }}")
     assert templated.fingerprint()["chat_template"] != one["chat_template"]

@@ -49,14 +49,14 @@ def test_other_rotary_frequencies_are_another_base():
     frequencies = next(module for module in other.lm.modules() if hasattr(module, "inv_freq"))
     frequencies.inv_freq = frequencies.original_inv_freq = frequencies.inv_freq / 4
     assert weights_hash(other.lm) == base.weights_hash
-    one, changed = base.fingerprint(), base.fingerprint() | {"rotary": rotary_summary(other.lm)}
+    one, changed = base.fingerprint(), base.fingerprint() | {"rotary_frequencies": rotary_summary(other.lm)}
     assert has_other_rotary(one, changed)
     assert not has_other_rotary(one, random_base().fingerprint())
     assert not has_other_rotary(
-        {key: value for key, value in one.items() if key != "rotary"}, changed
+        {key: value for key, value in one.items() if key != "rotary_frequencies"}, changed
     )  # of older files
     frequencies.attention_scaling = 1.1
-    assert has_other_rotary(changed, changed | {"rotary": rotary_summary(other.lm)})
+    assert has_other_rotary(changed, changed | {"rotary_frequencies": rotary_summary(other.lm)})
     assert rotary_summary(nn.Linear(2, 2)) == rotary_summary(other.lm.to("meta")) == []
 
 
@@ -67,6 +67,7 @@ def test_rounded_rotary_frequencies_are_those_of_the_same_base(theta, dtype):
     frequencies_D = theta ** -(torch.arange(0, 128, 2) / 128)
     whole.register_buffer("inv_freq", frequencies_D)
     rounded.register_buffer("inv_freq", frequencies_D.to(dtype))
-    assert not has_other_rotary({"rotary": rotary_summary(whole)}, {"rotary": rotary_summary(rounded)})
+    of_rounded = {"rotary_frequencies": rotary_summary(rounded)}
+    assert not has_other_rotary({"rotary_frequencies": rotary_summary(whole)}, of_rounded)
     whole.inv_freq = (theta * 1.1) ** -(torch.arange(0, 128, 2) / 128)
-    assert has_other_rotary({"rotary": rotary_summary(whole)}, {"rotary": rotary_summary(rounded)})
+    assert has_other_rotary({"rotary_frequencies": rotary_summary(whole)}, of_rounded)

@@ -158,6 +158,5 @@ def as_list(value: Any, key: str) -> list[Any]:
     """Return a list value as it is and a single string as a list of one; raise InputError for anything else."""
     if isinstance(value, str):
         return [value]
-    if not isinstance(value, Sequence):
-        raise InputError(f"{key} must be a list, as in {key}=[A,B], got {value}")
+    check_list(value, key)
     return list(value)

@@ -56,6 +56,11 @@ class EvaluationSetup:
     def settings_of(self, contestant: str) -> DecodingSettings:
         return replace(self.settings, nodes=self.nodes.get(contestant, self.settings.nodes))
 
+    def tree_limits(self, *contestants: str) -> int | str:
+        """Return the limit of the nodes of their trees, or where these differ all limits, as 12/6."""
+        sizes = dict.fromkeys(self.settings_of(contestant).nodes for contestant in contestants)
+        return "/".join(map(str, sizes)) if len(sizes) > 1 else next(iter(sizes))
+
     def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> GenerationResult:
         drafter, base = self.contestants[contestant], self.base
         return generate_answer(base, drafter, prompt_L, self.settings_of(contestant), base.stop_token_ids, seed)

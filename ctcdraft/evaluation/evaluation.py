@@ -150,14 +150,11 @@ class Evaluation:
             folder.write_trace(trace.trace_answers(setup, questions, progress))
         rows, circumstances = self.rows(records, Profile.merge_shards(folder.timings()), len(todo))
         answers = {name: [record.answers(name) for record in records] for name in self.contestants}
-        differences = paired_differences(self.pairs, answers, setup.seed)
-        return {"rows": rows, "environment": circumstances, "differences": [self.labelled(one) for one in differences]}
-
-    def labelled(self, pair: dict[str, Any]) -> dict[str, Any]:
-        """Return a difference with the limit of both trees' nodes, as 12/6 where they differ."""
-        sizes = dict.fromkeys(self.setup.settings_of(pair[side]).nodes for side in ("more", "less"))
-        nodes = "/".join(map(str, sizes)) if len(sizes) > 1 else next(iter(sizes))
-        return {"nodes": nodes, "adaptive": bool(self.predicted), **pair}
+        differences = [
+            {"nodes": setup.tree_limits(pair["more"], pair["less"]), "adaptive": bool(self.predicted), **pair}
+            for pair in paired_differences(self.pairs, answers, setup.seed)
+        ]
+        return {"rows": rows, "environment": circumstances, "differences": differences}
 
     def profile_questions(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Profile:
         """Decode these questions again with a stopwatch, in another order."""

@@ -28,16 +28,16 @@ def base_fingerprint(base: Any) -> dict[str, Any]:
         "tokenizer": tokenizer_hash(base.tokenizer) if base.tokenizer is not None else "",
         "chat_template": text_hash(getattr(base.tokenizer, "chat_template", None) or ""),
         **({"adapter": base.adapted} if base.adapted else {}),
-        **({"rotary": base.rotary} if base.rotary else {}),
+        **({"rotary_frequencies": base.rotary} if base.rotary else {}),
     }
 
 
 def has_other_rotary(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two fingerprints have different rotary frequencies; those of older versions have none."""
-    if "rotary" not in one or "rotary" not in other:
+    if "rotary_frequencies" not in one or "rotary_frequencies" not in other:
         return False
     # Rounded to half precision, as by model.to(torch.bfloat16), frequencies are still those of the same base.
-    numbers = [[number for table in of["rotary"] for number in table] for of in (one, other)]
+    numbers = [[number for table in of["rotary_frequencies"] for number in table] for of in (one, other)]
     return len(numbers[0]) != len(numbers[1]) or any(
         abs(a - b) > ROTARY_TOLERANCE for a, b in zip(*numbers, strict=True)
     )

@@ -31,8 +31,7 @@ class OptimizerSettings:
     """Schedule, weight decay, clipping and precision of an engine: keys of `trainer`, documented in configs/train.yaml.
 
     `clip_value`, where set, bounds each gradient entry in place of `max_grad_norm`. Muon uses the second of `betas` as
-    its momentum. Norms, biases and the embeddings of frame positions are not
-    decayed.
+    its momentum. Norms, biases and the embeddings of frame positions are not decayed.
     """
 
     steps: int

@@ -155,7 +155,7 @@ def refuse_other_base(
 ) -> None:
     """Raise InputError if the head at `source` was trained for another base model than the one that is loaded."""
     differing = [key for key in must_agree if trained_for.get(key) != loaded.get(key)]
-    differing += ["rotary"] * has_other_rotary(trained_for, loaded)
+    differing += ["rotary_frequencies"] * has_other_rotary(trained_for, loaded)
     if differing == ["adapter"]:
         trained = "together with a LoRA of its base" if "adapter" in trained_for else "for the unchanged base"
         here = "has the LoRA of another head" if "adapter" in loaded else "is unchanged"

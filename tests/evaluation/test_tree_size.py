@@ -97,6 +97,8 @@ def test_a_choice_is_kept_and_reported(tmp_path):
     )
     rows, circumstances = chosen.rows([], None, 0)
     assert [row["nodes"] for row in rows] == [SETTINGS.nodes, 2]
+    assert chosen.setup.tree_limits("autoregressive", "prompt_lookup") == f"{SETTINGS.nodes}/2"
+    assert chosen.setup.tree_limits("prompt_lookup", "prompt_lookup") == 2
     assert "prompt_lookup: 2 nodes" in markdown(rows, circumstances)
 
 
