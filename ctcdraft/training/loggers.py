@@ -77,18 +77,23 @@ class TensorBoardLogger:
     needs = ("tensorboard", "'ctcdraft[tensorboard]'")
 
     def __init__(self, directory: Path, name: str, config: dict[str, Any], group: str | None = None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(directory))
-        self._writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```")
+        self._directory, self._config = str(directory), f"```\n{json.dumps(config, indent=2)}\n```"
+        self._writer: Any = None
 
     def log(self, step: int, metrics: dict[str, Any]) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # Steps that a killed run had logged after its checkpoint are logged again: readers drop the earlier ones.
+            self._writer = SummaryWriter(self._directory, purge_step=step)
+            self._writer.add_text("config", self._config)
         for name, value in metrics.items():
             if value is not None:
                 self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WandbLogger:

@@ -47,6 +47,20 @@ def test_tensorboard_has_every_metric(tmp_path):
     assert "gradient_norm" not in events.Tags()["scalars"]
 
 
+def test_a_resumed_run_replaces_steps_after_its_checkpoint(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps, loss in (((1, 2, 3, 4), 2.0), ((3, 4, 5), 1.0)):  # killed after step 4, its last checkpoint is of step 2
+        logger = TensorBoardLogger(tmp_path, "run", {})
+        for step in steps:
+            logger.log(step, {"loss": loss})
+        logger.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0), (5, 1.0)]
+
+
 def test_a_resumed_run_keeps_lines_by_their_step(tmp_path):
     """Step 2 was lost to a full disk; steps 5 and half of 6 are past the checkpoint of step 4."""
     path = tmp_path / "metrics.jsonl"
