@@ -58,7 +58,8 @@ def test_a_resumed_run_replaces_steps_after_its_checkpoint(tmp_path):
         logger.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0), (5, 1.0)]
+    values = [(one.step, one.value) for one in events.Scalars("loss")]
+    assert values == [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0), (5, 1.0)]
 
 
 def test_a_resumed_run_keeps_lines_by_their_step(tmp_path):
