@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+
+from ctcdraft.config.cli import compose_config
+from ctcdraft.config.drafters import build_drafter
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -17,6 +21,11 @@ def load_golden(name: str) -> dict[str, Tensor]:
     with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
         assert {"source", "commit", "license", "run"} <= set(file.metadata())
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+def configured_drafter(method: str, base: Any, *overrides: str) -> Any:
+    """Return an untrained drafter of configs/drafter, so that a changed setting there no longer fits the reference."""
+    return build_drafter(compose_config("train", f"drafter={method}", *overrides).drafter, base)
 
 
 @torch.no_grad()

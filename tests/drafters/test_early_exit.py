@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from golden_files import load_golden, load_mapped
+from golden_files import configured_drafter, load_golden, load_mapped
 from test_training_equals_decoding import HOW
 from tiny_models import random_base, tiny_tokenizer
 
@@ -51,7 +51,7 @@ def test_kangaroo_drafts_as_the_authors_code_does():
     lm.load_state_dict(parts_of(golden, "base."))
     base = BaseLM(lm, tiny_tokenizer(), "golden")
     base.stop_token_ids = frozenset()
-    drafter = Kangaroo(base, 1, 6, CHAIN, mlp=False, like_base=True).eval()
+    drafter = configured_drafter("kangaroo", base, "drafter.layers=1").eval()
     load_mapped(drafter, parts_of(golden, "adapter."), ADAPTER)
 
     tokens, states = golden["tokens"], torch.zeros(11, 16)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from golden_files import GOLDEN, load_golden, load_mapped
+from golden_files import GOLDEN, configured_drafter, load_golden, load_mapped
 from tiny_models import random_base
 
-from ctcdraft.config.cli import compose_config
-from ctcdraft.config.drafters import build_drafter
 from ctcdraft.decoding.loop import Context
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import BASE_PARAMETER_NAMES
@@ -66,7 +64,7 @@ def make_drafter(method: str, golden):
     base.head.weight.data = golden["lm_head"]
     sizes = [f"drafter.frames={FRAMES}", "drafter.body.blocks=2", "drafter/tree=per_frame_chain"]
     torch.manual_seed(0)
-    drafter = build_drafter(compose_config("train", f"drafter={method}", *sizes, *SIZES.get(method, ())).drafter, base)
+    drafter = configured_drafter(method, base, *sizes, *SIZES.get(method, ()))
     drafter.head.requires_grad_(False)  # the blank, which cross-entropy leaves untrained
     weights = {name: value for name, value in golden.items() if name not in NOT_WEIGHTS}
     if method == "domino":

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
-from golden_files import load_golden, load_mapped
+from golden_files import configured_drafter, load_golden, load_mapped
 from tiny_models import random_lm
 
 from ctcdraft.batch import Batch
 from ctcdraft.decoding.loop import Context
-from ctcdraft.drafters.eagle import Eagle
-from ctcdraft.drafters.eagle3 import Eagle3
-from ctcdraft.drafters.hydra import Hydra
-from ctcdraft.drafters.parallel import ParallelDrafter
-from ctcdraft.drafters.redrafter import ReDrafter
-from ctcdraft.drafters.trees.dynamic import DynamicTree
-from ctcdraft.drafters.trees.per_frame import StaticPerFrameTree
-from ctcdraft.drafters.trees.static import StaticTree
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.nn.bodies import ResidualBody
 
 WIDTH, FRAMES = 8, 3
-CHOICES = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]]
-MEDUSA_BODY = partial(ResidualBody, blocks=1)
+CHOICES = ["drafter.tree.choices=[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]"]
+DYNAMIC, CHAIN = ["drafter.tree.width=4", "drafter.tree.children=4"], ["drafter/tree=chain"]
 LAYER = {
     "self_attn.q_proj": "attention.query", "self_attn.k_proj": "attention.key", "self_attn.v_proj": "attention.value",
     "self_attn.o_proj": "attention.out", "mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up",
@@ -86,15 +75,16 @@ def texts(tokens, ancestors) -> set[tuple[int, ...]]:
 EAGLE_NAMES = {
     "fc.weight": "fuse.weight", "fc.bias": "fuse.bias", **layer_names("layers.0", "block", LAYER)
 }  # fmt: skip
+# Overrides of configs/drafter, auxiliary layers of the base, and the reference's names of weights with ours.
 CASES = {
-    "eagle": (Eagle, ("last",), EAGLE_NAMES),
+    "eagle": (DYNAMIC, ("last",), EAGLE_NAMES),
     "eagle3": (
-        lambda *given: Eagle3(*given, 9, True, False, False, True),
+        [*DYNAMIC, "drafter.vocabulary=9"],
         ("last", 0, 1, 2),
         {**EAGLE3, **layer_names("midlayer", "block", LAYER | PAIR)},
     ),
     "eagle3_1": (
-        lambda *given: Eagle3(*given, None, True, True, True, True),
+        CHAIN,
         ("last", 0, 1),
         {
             **EAGLE3,
@@ -122,30 +112,27 @@ def hydra_names(layers: int) -> dict[str, str]:
 PREFIX = "prefix_embeding_layer"
 CASES |= {
     "medusa": (
-        lambda base, frames, tree: ParallelDrafter(base, frames, MEDUSA_BODY, tree, own_heads=True),
+        CHOICES,
         ("last",),
         {f"{n}.0.linear.{kind}": f"body.heads.{n}.0.{kind}" for n in range(FRAMES) for kind in ("weight", "bias")}
         | {f"{n}.1.weight": f"head.frames.{n}.weight" for n in range(FRAMES)},
     ),
-    "hydra": (lambda *given: Hydra(*given[:2], 1, False, given[2], own_heads=True), ("last",), hydra_names(1)),
+    "hydra": (CHOICES, ("last",), hydra_names(1)),
     "hydra_plus": (
-        lambda *given: Hydra(*given[:2], 2, True, given[2], own_heads=True, prefix_norm=True),
+        [*CHAIN, "drafter.layers=2"],
         ("last",),
         hydra_names(2)
         | layer_names(f"{PREFIX}.layers.0", "prefix", LAYER | {"input_layernorm": "attention_norm"})
         | {f"{PREFIX}.norm.weight": "prefix_norm.weight"},
     ),
     "redrafter_wide": (
-        lambda base, frames, tree: ReDrafter(base, frames, 2, tree, own_head=True),
+        CHAIN,
         ("last",),
         {"rnn_w.weight": "token.weight", "rnn_u.weight": "recurrent.weight", "rnn_u.bias": "recurrent.bias"}
         | {f"lm_head.{n}.linear.{kind}": f"layers.{n}.{kind}" for n in (0, 1) for kind in ("weight", "bias")}
         | {"lm_head.2.weight": "head.words.weight"},
     ),
 }
-TREES = {"medusa": StaticPerFrameTree(CHOICES), "hydra": StaticTree(CHOICES), "hydra_plus": DynamicTree(1, 1)}
-TREES |= {"eagle": DynamicTree(4, 4), "eagle3": DynamicTree(4, 4), "eagle3_1": DynamicTree(1, 1)}
-TREES["redrafter_wide"] = DynamicTree(1, 1)
 # Rows whose tokens lie behind the text, or in Hydra's reference at its beginning.
 UNKNOWN = {"medusa": lambda step: 0, "hydra": lambda step: step + 1, "hydra_plus": lambda step: step + 1}
 
@@ -153,10 +140,11 @@ UNKNOWN = {"medusa": lambda step: 0, "hydra": lambda step: step + 1, "hydra_plus
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
 def test_logits_and_draft_equal_those_of_the_reference(name):
-    make, aux_layers, mapping = CASES[name]
+    overrides, aux_layers, mapping = CASES[name]
     golden = {key: value if value.dtype == torch.int64 else value.float() for key, value in load_golden(name).items()}
     base = golden_base(golden, aux_layers)
-    drafter = fill(make(base, FRAMES, TREES[name]), golden, mapping)
+    method = name.removesuffix("_wide")
+    drafter = fill(configured_drafter(method, base, f"drafter.frames={FRAMES}", *overrides), golden, mapping)
     if "drafted" in golden:
         drafter.head.words.words_N.copy_(golden["drafted"])
         drafter.after_load()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from golden_files import load_golden, load_mapped
+from golden_files import configured_drafter, load_golden, load_mapped
 from tiny_models import random_base, tiny_tokenizer
 from truths_trees import texts
 
@@ -53,7 +53,8 @@ def test_redrafter_drafts_as_apples_code_does():
     base.stop_token_ids = frozenset()
     base.head.weight.copy_(theirs.pop("lm_head.2.weight"))
     base.embedding.weight.copy_(golden["embedding"])
-    drafter = ReDrafter(base, 5, 2, DynamicTree(4, 4)).eval()
+    tree = ["drafter.tree.width=4", "drafter.tree.children=4"]
+    drafter = configured_drafter("redrafter", base, "drafter.own_head=false", *tree).eval()
     load_mapped(drafter, theirs, WEIGHTS)
 
     context = Context(torch.cat([torch.tensor([3]), golden["root"]]), golden["state"], 30, 64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import exp
+
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -21,10 +23,35 @@ def test_no_label_weighs_less_than_the_least_weight():
     assert float(plain) == pytest.approx((4 + 1 + 0.25 + 0.125) / 1.875)
 
 
-def test_p_eagle_weighs_depths_by_the_share_that_its_published_training_samples():
-    objective = instantiate(compose_config("train", "drafter=peagle").objective)
-    _, count = objective.mean(torch.ones(1, 1, 8), torch.ones(1, 1, 8, dtype=torch.bool))
-    assert float(count) == pytest.approx(1 + 0.7 + 0.49 + 0.343 + 0.2401 + 3 * 0.2)
+# Labels of a window, and the weight of label k + 1 relative to the first, from the publications.
+PUBLISHED = {
+    "medusa": (4, lambda k: 0.8**k),
+    "redrafter": (5, lambda k: 1),
+    "dflash": (15, lambda k: exp(-k / 7)),
+    "domino": (16, lambda k: exp(-k / 7)),
+    "dspark": (7, lambda k: exp(-k / 4)),
+    "peagle": (8, lambda k: max(0.7**k, 0.2)),  # the share of positions that its training samples at this depth
+    "kangaroo": (1, lambda k: 1),
+}
+
+
+@pytest.mark.parametrize("method", PUBLISHED)
+def test_labels_weigh_what_was_published(method):
+    objective = instantiate(compose_config("train", f"drafter={method}").objective)
+    labels, weight = PUBLISHED[method]
+    for real in range(1, labels + 1):
+        real_BAS = torch.ones(1, 1, real, dtype=torch.bool)
+        _, count = objective.mean(torch.ones(1, 1, real), real_BAS)
+        assert float(count) == pytest.approx(sum(weight(k) for k in range(real)), rel=2e-3)
+    assert objective.labels == labels
+
+
+def test_summed_losses_weigh_what_was_published():
+    eagle = compose_config("train", "drafter=eagle")
+    assert (eagle.objective.hidden_states, eagle.objective.tokens, eagle.drafter.noise) == (1.0, 0.1, 0.1)
+    dspark = compose_config("train", "drafter=dspark").objective  # 0.9 of the L1 distance, twice the total variation
+    assert (dspark.weights.cross_entropy, dspark.weights.distill) == (0.1, 2 * 0.9)
+    assert dspark.distance.path.endswith("total_variation")
 
 
 def test_an_impossible_least_weight_is_refused():
