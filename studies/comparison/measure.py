@@ -20,7 +20,7 @@ from ctcdraft.evaluation.replay.evaluation import records_at_size
 from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.sweep import Job, read_metrics, read_run
 from studies.comparison.config import Comparison
-from studies.comparison.jobs import DIVERGED_TAU, Evaluation, Row, Rows, Training, has_diverged
+from studies.comparison.jobs import DIVERGED_TAU, REPLAY, Evaluation, Row, Rows, Training, has_diverged
 from studies.comparison.store import ResultStore, run_script, settings_digest
 
 ALL_QUESTIONS = 10**9
@@ -163,11 +163,19 @@ def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
     return {key: [round(cell, 6) for cell in column] for key, column in vars(sums).items() if column}
 
 
-def passed_check(row: Row) -> bool:
+def passed_check(kind: str, row: Row) -> bool:
     """Return whether a row was compared, is lossless, and has in a replay the tokens per step of decoding."""
     lossless, replay = row["lossless"], row.get("replay") or {}
-    is_lossless = bool(lossless["prompts"]) and lossless["equal"] is not None and not lossless["owed"]["wrong"]
-    return is_lossless and replay.get("alike") == replay.get("answers")
+    if not lossless["prompts"] or lossless["equal"] is None or lossless["owed"]["wrong"]:
+        return False
+    is_replayed = kind == REPLAY and row["drafter"] != AUTOREGRESSIVE
+    return not is_replayed or 0 < replay.get("answers", 0) == replay["alike"]
+
+
+def failed_rows(measured: Mapping[str, Row], names: Sequence[str]) -> list[str]:
+    """Return the rows of these evaluations that failed the check, as DRAFTER in EVALUATION."""
+    rows = ((name, row) for name in names for row in measured[name]["report"]["rows"])
+    return [f"{row['drafter']} in {name}" for name, row in rows if not passed_check(measured[name]["kind"], row)]
 
 
 def estimate(job: Training | Evaluation, measured: Mapping[str, Row]) -> float | None:

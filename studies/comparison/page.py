@@ -13,6 +13,7 @@ import pandas as pd
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 from studies import results
+from studies.comparison.measure import failed_rows
 from studies.comparison.store import RULES, TRAININGS, ResultStore
 from studies.comparison.tables import rebuild
 
@@ -70,3 +71,6 @@ def publish(store: ResultStore, rules: Mapping[str, Any]) -> None:
     for new in [*folder.glob("*.csv"), *folder.glob("*.svg")]:
         shutil.copyfile(new, store.results / new.name)
     write_text(store.results / RULES, json.dumps(rules, indent=1) + "\n")
+    if failed := failed_rows(store.measured(), rules["evaluations"]):
+        names = ", ".join(failed)
+        raise InputError(f"{len(failed)} rows are not lossless and not in the tables: {names}; find out why")

@@ -96,11 +96,10 @@ def head_rows(
     ends: Mapping[tuple[str, str], str],
 ) -> Iterator[Row]:
     """Yield a line per row of an evaluation's report that passed the checks; `ends` has where heads converged."""
-    base, evaluation = one["evaluation"].split("/")
+    base = one["evaluation"].partition("/")[0]
     by_name, report = {row["job"]: row for row in rows}, one["report"]
     for row in report["rows"]:
-        if not passed_check(row):
-            print(f"not in the tables, as it failed a check: {row['drafter']} in {evaluation}")
+        if not passed_check(one["kind"], row):
             continue
         head, _, option = row["drafter"].partition("@")
         line: Row = {"base": base, "benchmark": row["benchmark"], "measure": one["kind"]}
@@ -184,7 +183,7 @@ def measured_places(evaluations: Sequence[Row]) -> Iterator[Measured]:
     places: dict[tuple[Place, str], dict[str, QuestionSums]] = {}
     for one in evaluations:
         base, name = one["evaluation"].split("/")
-        for row in filter(passed_check, one["report"]["rows"]):
+        for row in (row for row in one["report"]["rows"] if passed_check(one["kind"], row)):
             # Times of two evaluations are not comparable: each has a baseline of its own.
             place = base, one["kind"], row["benchmark"], row["nodes"]
             sums = QuestionSums(**one["counts"][row["drafter"]][str(row["nodes"])])
