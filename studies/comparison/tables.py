@@ -26,6 +26,7 @@ from studies.comparison.schedule import all_jobs, main_role
 from studies.comparison.statistics import Measured, Place, claims, converged, doublings
 from studies.comparison.store import ResultStore
 
+SPEED, COMPARED = ("speedup", "speedup_low", "speedup_high"), ("equal", "compared")
 TRAINED = ("parameters", "trials", "hours", "hours_with_trials", "converged", "learning_rate", "rate_at_edge", "steps")
 
 
@@ -82,9 +83,9 @@ def main_rows(heads: Sequence[Row]) -> list[Row]:
                 line[f"tau_{row['nodes']}"] = row["tau"]
                 line |= {name: row[name] for name in ("c_counted", "predicted") if name in row}
             elif row["measure"] == "adaptive":
-                line |= {name: row[name] for name in ("speedup", "speedup_low", "speedup_high", "equal", "compared")}
+                line |= {name: row[name] for name in (*SPEED, *COMPARED)}
             else:
-                line |= {f"{name}_{row['nodes']}": row[name] for name in ("speedup", "c")}
+                line |= {f"{name}_{row['nodes']}": row[name] for name in (*SPEED, "c", *COMPARED)}
     return [*lines.values()]
 
 

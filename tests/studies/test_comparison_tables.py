@@ -133,6 +133,7 @@ def test_heads_and_claims(store, rules, tmp_path):
     assert (lookup.c_counted, lookup.predicted) == (0.0, 1.5), "a draft without weights"
     main = pd.read_csv(tmp_path / "tables" / "main.csv").set_index(["method", "role", "seed"])
     row = main.loc[("ctc", "2x", 0)]
+    assert (row.equal_16, row.compared_16) == (3, 3)
     costs = (row.speedup, row.speedup_16, row.c_16)  # adaptive, then 16 nodes
     assert (row.tau_16, *costs, row.predicted, row.hours) == pytest.approx((2.4, 1.6, 1.8, 0.27, 2.0, 2.0))
     assert (main.loc[("ctc", "2x", 1)].tau_16, main.loc[("ctc", "4x", 0)].tau_16) == (2.6, 2.4)
@@ -187,7 +188,7 @@ def test_the_page_has_every_table_that_has_rows(store, rules):
     trained = "| tiny | ctc | 2x | 0 | 1,000 | 2 | 2.00 | 2x | "
     assert trained + "2.40 | 2.50 | 0.27 | 1.60 [1.20, 2.40] | 1.80 | 2.00 | 3/3 |" in page
     assert "| prefix | frames | CTC | +0.50 [" in page
-    assert page.count("<!-- table: ") == 15
+    assert page.count("<!-- table: ") == 16
 
 
 def test_published_tables_are_rebuilt(store, rules, tmp_path):
