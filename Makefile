@@ -1,4 +1,4 @@
-# Everything a fresh machine needs: `make demo` and `make test`. Both set up .venv first (a minute, 2 GB).
+# Everything a fresh machine needs: `make demo` and `make test`. Both set up .venv first (a minute, 3 GB).
 PYTHON ?= python3
 BIN := .venv/bin
 # Threads that spin while they wait are many times slower on a shared machine.

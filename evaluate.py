@@ -10,6 +10,7 @@ from ctcdraft.config.early_checks import check_before_imports, find_study
 if __name__ == "__main__":
     check_before_imports("evaluate")  # before the imports below, which take seconds
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -33,12 +34,14 @@ from ctcdraft.evaluation.contestants import EvaluationSetup
 from ctcdraft.evaluation.evaluation import Evaluation
 from ctcdraft.evaluation.latency import LatencyBenchmark
 from ctcdraft.evaluation.output_dir import OutputDir, refuse_existing_report, refuse_smaller_evaluation
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.calibration import choose_adaptive
 from ctcdraft.evaluation.replay.tree_size import choose_fixed, load_or_choose_sizes
 from ctcdraft.io import refuse_unwritable
 from ctcdraft.report import latency, markdown
 from ctcdraft.report.html import files
 
+MAX_FOLDER_NAME = 200  # bytes that a file system takes are 255
 # By decoding.nodes: what chooses the sizes, and the key of `sizing` with those it tries.
 SIZE_CHOOSERS: dict[Any, tuple[Any, str]] = {
     "auto": (choose_fixed, "nodes"),
@@ -143,9 +146,16 @@ def measure_latency(config: DictConfig) -> None:
 
 
 def output_folder(config: DictConfig, entries: Mapping[str, ContestantConfig], name: str) -> Path:
-    """Return `out=`, else a folder in the run if there is just one; each job of a multirun gets its own subfolder."""
+    """Return `out=`, else a folder in the run if there is just one, else one below runs/ named by the contestants.
+
+    Each job of a multirun gets its own subfolder.
+    """
     runs = {run.run for entry in entries.values() for run in entry.runs() if run.run is not None and not run.published}
     home = runs.pop() if len(runs) == 1 else Path("runs")
+    if home == Path("runs"):  # other contestants would be refused there
+        names = [f"{one}-{entry.run.name}" if entry.run else one for one, entry in entries.items()]
+        names = [one for one in names if one != AUTOREGRESSIVE]
+        name = re.sub(r"[^\w.@,-]+", "_", "-".join([name, *names]))[:MAX_FOLDER_NAME]
     out = Path(config.out) if config.out is not None else home / "evaluation" / name
     job = HydraConfig.get()
     return out / str(job.job.num) if job.mode is RunMode.MULTIRUN else out

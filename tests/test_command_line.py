@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from entry_parts import REPOSITORY, expect_error, run_script, train_args
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
 
-from ctcdraft.config.cli import compose_config, dotted_keys
+from ctcdraft.config.cli import compose_config, dotted_keys, error_sentence
 from ctcdraft.config.command_line import PATH_KEYS, PATH_LIST_KEYS, quote_paths
 from ctcdraft.training import search
 
@@ -161,3 +163,22 @@ def test_odd_paths_go_through_a_search(tmp_path, monkeypatch, capsys):
     Path("file").touch()
     message = expect_error(monkeypatch, capsys, "sweep.py", "run=file/x", "drafter.frames=range(4,9)")
     assert message.startswith("sweep.py: run=file/x cannot be written")
+
+
+LOOKUP = {"_target_": "ctcdraft.drafters.prompt_lookup.PromptLookup", "base": None, "ngram": 1, "span": 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: get_object("ctcdraft.drafters.parot.Parrot"), "Error loading 'ctcdraft.drafters.parot.Parrot' (Module"),
+        (lambda: instantiate(LOOKUP | {"spam": 1}), "PromptLookup() got an unexpected keyword argument 'spam'; correct"),
+        (lambda: instantiate({"_target_": LOOKUP["_target_"], "base": None, "span": 1}), "positional argument: 'ngram'"),
+        (lambda: instantiate(LOOKUP | {"acceptance": 5}), None),  # a bug of the constructor keeps its traceback
+    ],
+)
+def test_a_drafter_that_does_not_fit_its_class_is_one_sentence(make, sentence):
+    with pytest.raises((ImportError, InstantiationException)) as raised:
+        make()
+    found = error_sentence(raised.value)
+    assert (found is None) if sentence is None else (sentence in found and "\n" not in found)

@@ -26,6 +26,11 @@ from ctcdraft.errors import InputError, first_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = REPOSITORY / "configs"
+# Of Hydra, where keys do not fit the constructor of their _target_; not where a call within it fails.
+WRONG_ARGUMENT = re.compile(
+    r"""target '(?:[\w.]+\.)?(\w+)':\nTypeError\(["']\1\.__init__\(\) """
+    r"""(got an unexpected keyword argument '\w+'|missing .* required positional arguments?: [^"]+)"""
+)
 KEPT = "what was finished is kept, and the same command goes on from there"
 
 # Hydra then raises its errors instead of printing them over a page, and `run_hydra_main` prints one sentence.
@@ -138,6 +143,11 @@ def error_sentence(error: Exception) -> str | None:
         return str(input_error) + (f"; {KEPT}" if isinstance(input_error, LostProcessError) else "")
     if isinstance(error, InstantiationException) and str(error).startswith("Error locating target"):
         return f"{str(error).splitlines()[0].rstrip(':.')}; check the name in _target_"
+    if isinstance(error, ImportError) and str(error).startswith("Error loading '"):  # of hydra.utils.get_object
+        first, cause = str(error).splitlines()[:2]
+        return f"{first.rstrip(':')} ({cause}); check the name in _target_, and what its module imports"
+    if isinstance(error, InstantiationException) and (wrong := WRONG_ARGUMENT.search(str(error))):
+        return f"{wrong[1]}() {wrong[2]}; correct the keys beside _target_ in its YAML"
     if isinstance(error.__cause__, ImportError) and f"'{GET_METHOD}'" in str(error):
         return f"{first_line(error.__cause__).rstrip(':.')}; check the name of the function in path="
     if type(error).__module__.split(".")[0] in ("joblib", "submitit"):  # the process of a job was killed

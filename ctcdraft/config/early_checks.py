@@ -7,6 +7,7 @@ multirun only keys and folders are checked here: each job checks its own values,
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +39,13 @@ STUDIES = {
 def check_before_imports(verb: str) -> None:
     """Quote the paths in sys.argv for Hydra, and exit with one sentence if the command is wrong.
 
+    OpenMP reads its variable when torch is imported. Threads that spin while they wait are many times slower where
+    cores are shared.
+
     Args:
         verb: name of the entry point's config: train, evaluate or prepare.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     run_hydra_main(lambda: entry_point(partial(check_command_line, verb))(sys.argv[1:]))
 
 

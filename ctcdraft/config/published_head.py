@@ -38,6 +38,9 @@ def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any
     try:
         values = current(json.loads((folder / CONFIG_FILE).read_text()))
     except (OSError, ValueError, RecursionError) as error:
+        if run_directory.RunDirectory(folder).config.is_file():
+            sentence = f"{folder} is a run directory, not a published head; PublishedHead.from_run reads it"
+            raise InputError(sentence) from error
         raise damaged_file_error(folder / CONFIG_FILE) from error
     if not isinstance(values, dict) or not isinstance(values.get("drafter", {}), dict):
         raise damaged_file_error(folder / CONFIG_FILE)

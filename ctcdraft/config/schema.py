@@ -52,6 +52,8 @@ def check_betas(value: Any, key: str) -> None:
 
 def check_tree_size(value: Any, key: str) -> None:
     if value not in ("auto", "adaptive"):  # of evaluate.py alone; DecodingSettings refuses them elsewhere
+        if isinstance(value, str):
+            raise InputError(f"{key} must be an integer >= 1 (in evaluate.py also auto or adaptive), got {value}")
         check_int(value, key)
 
 

@@ -163,6 +163,12 @@ def refuse_other_base(
             f"the head in {source} was trained {trained}, and this base {here}; evaluate it alone, with "
             f"checkpoint={source} and no base="
         )
+    if differing == ["taps"]:
+        theirs, ours = trained_for.get("taps"), loaded.get("taps")
+        raise InputError(
+            f"the head in {source} reads the layers {theirs} of its base, and this one returns {ours}; load it with "
+            f"aux_layers={theirs}"
+        )
     # The same base, quantised, is accepted: draft tokens are verified anyway, and the report names the quantisation.
     if differing and not (differing == ["weights"] and was_quantized_since(trained_for, loaded)):
         apart = "; ".join(f"{key} {trained_for.get(key)} there, {loaded.get(key)} here" for key in differing)

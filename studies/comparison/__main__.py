@@ -31,9 +31,9 @@ def main(overrides: list[str]) -> None:
         return print(__doc__)
     config = load_config(overrides)
     store = ResultStore(config.out, config.results)
+    refuse_changed(config, store)
     if config.plan:
         return print(describe_plan(config, store))
-    refuse_changed(config, store)
     if config.publish:
         return publish(store, rules_of(config, store))
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and the running job with it

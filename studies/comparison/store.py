@@ -130,7 +130,7 @@ class ResultStore:
         if (before := row.get("settings")) and before != settings_digest(overrides):
             raise InputError(
                 f"{name} in {self.results} was made with other settings (digest {before} instead of "
-                f"{settings_digest(overrides)}); choose another results= and out="
+                f"{settings_digest(overrides)}), for example with other corpora; choose another results= and out="
             )
 
     @contextmanager
