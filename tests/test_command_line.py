@@ -171,9 +171,18 @@ LOOKUP = {"_target_": "ctcdraft.drafters.prompt_lookup.PromptLookup", "base": No
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: get_object("ctcdraft.drafters.parot.Parrot"), "Error loading 'ctcdraft.drafters.parot.Parrot' (Module"),
-        (lambda: instantiate(LOOKUP | {"spam": 1}), "PromptLookup() got an unexpected keyword argument 'spam'; correct"),
-        (lambda: instantiate({"_target_": LOOKUP["_target_"], "base": None, "span": 1}), "positional argument: 'ngram'"),
+        (
+            lambda: get_object("ctcdraft.drafters.parot.Parrot"),
+            "Error loading 'ctcdraft.drafters.parot.Parrot' (",
+        ),
+        (
+            lambda: instantiate(LOOKUP | {"spam": 1}),
+            "PromptLookup() got an unexpected keyword argument 'spam'",
+        ),
+        (
+            lambda: instantiate({"_target_": LOOKUP["_target_"], "base": None, "span": 1}),
+            "positional argument: 'ngram",
+        ),
         (lambda: instantiate(LOOKUP | {"acceptance": 5}), None),  # a bug of the constructor keeps its traceback
     ],
 )

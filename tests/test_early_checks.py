@@ -9,6 +9,8 @@ import sys
 import pytest
 from entry_parts import REPOSITORY, expect_error, train_args
 
+from ctcdraft.config.early_checks import check_before_imports
+
 HEAVY = ("torch", "transformers", "deepspeed", "datasets", "wandb")
 REPORTED = f"""
 import runpy, sys
@@ -88,6 +90,27 @@ def test_the_default_out_is_checked_before_the_base(world, monkeypatch, capsys):
     message = expect_error(monkeypatch, capsys, "evaluate.py", "checkpoint=run", "base=local", "base.path=nowhere")
     (world / "run" / "evaluation").unlink()
     assert "out=run/evaluation/tiny-greedy cannot be written" in message
+
+
+def test_without_one_run_the_default_out_is_named_by_the_contestants(world, monkeypatch, capsys):
+    """Else an evaluation of other contestants would be refused."""
+    monkeypatch.chdir(world)
+    (world / "runs").touch()
+    items = "contestants=[prompt_lookup,{suffix:{name:a/b}}]"
+    message = expect_error(monkeypatch, capsys, "evaluate.py", items, "base=local", "base.path=nowhere")
+    (world / "runs").unlink()
+    assert "out=runs/evaluation/tiny-greedy-prompt_lookup-a_b cannot be written" in message
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "passive"), ("active", "active")])
+def test_threads_wait_passively_where_nothing_else_is_asked_for(monkeypatch, capsys, given, found):
+    monkeypatch.setattr(sys, "argv", ["train.py", "no_key=1"])
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")  # restored afterwards
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    with pytest.raises(SystemExit):
+        check_before_imports("train")
+    assert os.environ["OMP_WAIT_POLICY"] == found
 
 
 def test_a_prepared_corpus_need_not_be_writable(world, monkeypatch, capsys):

@@ -14,7 +14,7 @@ from ctcdraft.drafters.tree_policy import AdaptivePolicy
 from ctcdraft.errors import InputError
 from ctcdraft.hub import PublishedHead
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.training.run_directory import RunDirectory
+from ctcdraft.training.run_directory import RunDirectory, refuse_other_base
 
 
 def test_half_precision_halves_the_file(home, tmp_path):  # noqa: F811
@@ -28,6 +28,19 @@ def test_half_precision_halves_the_file(home, tmp_path):  # noqa: F811
         assert torch.equal(weight, whole.drafter.trainable_state_dict()[name].half().float())
     ids = model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate)
     assert torch.equal(ids, random_lm().generate(PROMPT, **ASKED, do_sample=False))
+
+
+def test_a_run_directory_is_no_published_head(home):  # noqa: F811
+    with pytest.raises(
+        InputError, match=r"run is a run directory, not a published head; PublishedHead\.from_run"
+    ):
+        PublishedHead.from_pretrained(home / "run", model=random_lm(), tokenizer=tiny_tokenizer())
+
+
+def test_a_base_that_returns_too_few_layers_is_told_which(home):  # noqa: F811
+    fingerprint = json.loads((home / "run" / "fingerprint.json").read_text())
+    with pytest.raises(InputError, match=r"reads the layers \['last', 1\] of its base.* aux_layers=\['last', 1\]"):
+        refuse_other_base(fingerprint | {"taps": ["last", 1]}, fingerprint, home / "run")
 
 
 @pytest.mark.parametrize(
