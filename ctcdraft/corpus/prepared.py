@@ -130,8 +130,9 @@ def begin_manifest(out: Path, wanted: Manifest) -> Manifest:
     refuse_other_base(existing, wanted["base"], out)
     changed = changed_settings(existing, wanted)
     if changed:
+        what = "a corpus" if existing.get("complete", True) else "an unfinished corpus"
         raise InputError(
-            f"{out} holds a corpus that was made with {', '.join(changed)}; repeat those settings (data_seed= where "
+            f"{out} holds {what} that was made with {', '.join(changed)}; repeat those settings (data_seed= where "
             "only seed= changed), choose another place (out= of data/prepare.py, prepared= of train.py), or have "
             "data/prepare.py replace it with overwrite=true"
         )

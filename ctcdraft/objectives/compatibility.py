@@ -66,7 +66,7 @@ def refuse_incompatible(objective: Any, frame_tree: Any) -> None:
     if supervises == "tokens" and interprets_as in ("alignments", "transductions"):
         raise InputError(
             f"the objective trains frame k on label k and leaves the blank untrained, but {name} sums over "
-            "alignments with blanks; use drafter/tree=per_frame (or collapse, for Table 2's row)"
+            "alignments with blanks; use drafter/tree=per_frame (to sample: sampled_per_frame; for Table 2: collapse)"
         )
 
 

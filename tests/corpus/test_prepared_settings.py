@@ -41,6 +41,12 @@ def test_other_settings_are_refused_with_what_differs(base, tmp_path):  # noqa: 
         prepare(base, tmp_path, prompts=PROMPTS[1:])
 
 
+def test_an_unfinished_corpus_of_other_settings_is_named_as_such(base, tmp_path, monkeypatch):  # noqa: F811
+    prepare_until(monkeypatch, 1, base, tmp_path)
+    with pytest.raises(InputError, match="holds an unfinished corpus that was made with answers.temperature"):
+        prepare(base, tmp_path, SAMPLED)
+
+
 def test_a_manifest_without_parts_does_not_fix_the_settings(base, tmp_path, monkeypatch):  # noqa: F811
     prepare_until(monkeypatch, 0, base, tmp_path)
     assert prepare(base, tmp_path, SAMPLED)["answers"]["samples"] == 2
