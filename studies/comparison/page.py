@@ -28,7 +28,7 @@ TITLES = {
     "main_seeds": "tau of every seed at 16 nodes",
     "heads_training": "Training",
     "heads_cost": "Counted cost of a draft",
-    "claims": "Differences in tau at 16 nodes",
+    "claims": "Differences in tau",
     "claims_speed": "Differences in speed-up, with adaptive trees and with 16 nodes (intervals over questions)",
     "doublings": "tau gained by twice the budget, 16 nodes, first seed (intervals over questions)",
     "crossed": "Body, loss, correction and tree: tau at 16 nodes, first seed",
