@@ -31,9 +31,7 @@ def test_half_precision_halves_the_file(home, tmp_path):  # noqa: F811
 
 
 def test_a_run_directory_is_no_published_head(home):  # noqa: F811
-    with pytest.raises(
-        InputError, match=r"run is a run directory, not a published head; PublishedHead\.from_run"
-    ):
+    with pytest.raises(InputError, match=r"run is a run directory, not a published head; PublishedHead\.from_run"):
         PublishedHead.from_pretrained(home / "run", model=random_lm(), tokenizer=tiny_tokenizer())
 
 
