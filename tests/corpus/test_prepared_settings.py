@@ -43,7 +43,7 @@ def test_other_settings_are_refused_with_what_differs(base, tmp_path):  # noqa: 
 
 def test_an_unfinished_corpus_of_other_settings_is_named_as_such(base, tmp_path, monkeypatch):  # noqa: F811
     prepare_until(monkeypatch, 1, base, tmp_path)
-    with pytest.raises(InputError, match="holds an unfinished corpus that was made with answers.temperature"):
+    with pytest.raises(InputError, match=r"holds an unfinished corpus that was made with answers\.temp"):
         prepare(base, tmp_path, SAMPLED)
 
 
