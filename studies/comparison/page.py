@@ -19,8 +19,8 @@ from studies.comparison.tables import rebuild
 
 TITLES = {
     "main": "All heads: training, tau, draft cost, speed-up",
-    "main_timed": "The same, of those that were timed",
-    "main_further": "Further bases, timed with 16 nodes",
+    "main_timed": "The same, of those that were timed on the embedded base",
+    "main_further": "Further bases",
     "main_speedups": "Speed-up with adaptive trees, in short",
     "heads": "Speed-up, timed, with adaptive trees (intervals over questions)",
     "heads_fixed": "Timed, with trees of 16 nodes",
