@@ -146,16 +146,17 @@ def measure_latency(config: DictConfig) -> None:
 
 
 def output_folder(config: DictConfig, entries: Mapping[str, ContestantConfig], name: str) -> Path:
-    """Return `out=`, else a folder in the run if there is just one, else one below runs/ named by the contestants.
+    """Return `out=`, else a folder in the run if there is just one, else one below runs/ named by base and contestants.
 
     Each job of a multirun gets its own subfolder.
     """
     runs = {run.run for entry in entries.values() for run in entry.runs() if run.run is not None and not run.published}
     home = runs.pop() if len(runs) == 1 else Path("runs")
-    if home == Path("runs"):  # other contestants would be refused there
+    if home == Path("runs"):  # those of an earlier evaluation must be the same
         names = [f"{one}-{entry.run.name}" if entry.run else one for one, entry in entries.items()]
         names = [one for one in names if one != AUTOREGRESSIVE]
-        name = re.sub(r"[^\w.@,-]+", "_", "-".join([name, *names]))[:MAX_FOLDER_NAME]
+        model = [config.base.name] if "name" in config.base and config.base.name not in name.split("-") else []
+        name = re.sub(r"[^\w.@,-]+", "_", "-".join([name, *model, *names]), flags=re.ASCII)[:MAX_FOLDER_NAME]
     out = Path(config.out) if config.out is not None else home / "evaluation" / name
     job = HydraConfig.get()
     return out / str(job.job.num) if job.mode is RunMode.MULTIRUN else out

@@ -183,6 +183,8 @@ LOOKUP = {"_target_": "ctcdraft.drafters.prompt_lookup.PromptLookup", "base": No
             lambda: instantiate({"_target_": LOOKUP["_target_"], "base": None, "span": 1}),
             "positional argument: 'ngram",
         ),
+        (lambda: instantiate({"_target_": "ctcdraft.objectives.ctc.PrefixCTC", "spam": 1}), "PrefixCTC() got an unexp"),
+        (lambda: instantiate({"_target_": "ctcdraft.evaluation.benchmarks.gsm8k", "spam": 1}), "gsm8k() got an unexp"),
         (lambda: instantiate(LOOKUP | {"acceptance": 5}), None),  # a bug of the constructor keeps its traceback
     ],
 )

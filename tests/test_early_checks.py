@@ -99,7 +99,7 @@ def test_without_one_run_the_default_out_is_named_by_the_contestants(world, monk
     items = "contestants=[prompt_lookup,{suffix:{name:a/b}}]"
     message = expect_error(monkeypatch, capsys, "evaluate.py", items, "base=local", "base.path=nowhere")
     (world / "runs").unlink()
-    assert "out=runs/evaluation/tiny-greedy-prompt_lookup-a_b cannot be written" in message
+    assert "out=runs/evaluation/tiny-greedy-nowhere-prompt_lookup-a_b cannot be written" in message
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "passive"), ("active", "active")])

@@ -17,6 +17,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, InstantiationException
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -26,9 +27,9 @@ from ctcdraft.errors import InputError, first_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = REPOSITORY / "configs"
-# Of Hydra, where keys do not fit the constructor of their _target_; not where a call within it fails.
+# Of Hydra: the target, what was called with wrong arguments, and how Python says so.
 WRONG_ARGUMENT = re.compile(
-    r"""target '(?:[\w.]+\.)?(\w+)':\nTypeError\(["']\1\.__init__\(\) """
+    r"""target '([\w.]+)':\nTypeError\(["']([\w.]+)\(\) """
     r"""(got an unexpected keyword argument '\w+'|missing .* required positional arguments?: [^"]+)"""
 )
 KEPT = "what was finished is kept, and the same command goes on from there"
@@ -146,13 +147,24 @@ def error_sentence(error: Exception) -> str | None:
     if isinstance(error, ImportError) and str(error).startswith("Error loading '"):  # of hydra.utils.get_object
         first, cause = str(error).splitlines()[:2]
         return f"{first.rstrip(':')} ({cause}); check the name in _target_, and what its module imports"
-    if isinstance(error, InstantiationException) and (wrong := WRONG_ARGUMENT.search(str(error))):
-        return f"{wrong[1]}() {wrong[2]}; correct the keys beside _target_ in its YAML"
+    if isinstance(error, InstantiationException) and (sentence := wrong_argument(error)) is not None:
+        return sentence
     if isinstance(error.__cause__, ImportError) and f"'{GET_METHOD}'" in str(error):
         return f"{first_line(error.__cause__).rstrip(':.')}; check the name of the function in path="
     if type(error).__module__.split(".")[0] in ("joblib", "submitit"):  # the process of a job was killed
         return f"a job of the sweep has ended without a result ({first_line(error)}); the same command continues"
     return config_error(error)
+
+
+def wrong_argument(error: Exception) -> str | None:
+    """Return the sentence where keys do not fit the target; None where a call within it failed, which is a bug."""
+    if (wrong := WRONG_ARGUMENT.search(str(error))) is None:
+        return None
+    target = get_object(wrong[1])
+    called = target.__init__ if isinstance(target, type) else target
+    if called.__qualname__ != wrong[2]:
+        return None
+    return f"{wrong[1].rpartition('.')[2]}() {wrong[3]}; correct the keys beside _target_ in its YAML"
 
 
 def find_input_error(error: BaseException | None) -> InputError | None:

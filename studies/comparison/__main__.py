@@ -3,7 +3,7 @@
 It trains and measures what is missing, one job after the other, and writes tables and figures. Killed at any moment, it
 goes on with the same command. A job that fails is left out until the next start, and the exit status is then 1.
 `plan=true` prints the jobs; `hours=1.5` ends when no missing job is estimated to fit in what is left of them;
-`publish=true` runs none and puts what is finished into the tables and figures in results/.
+`publish=true` runs none and puts what is finished into the tables and figures in `results`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of a comparison, and its publication in results/."""
+"""The page of a comparison, and its publication in `results`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def table_text(folder: Path, name: str) -> str:
 
 
 def publish(store: ResultStore, rules: Mapping[str, Any]) -> None:
-    """Replace tables, figures and their rules in results/; README.md is left for a person to write."""
+    """Replace tables, figures and their rules in `results`; README.md is left for a person to write."""
     if not store.measured():
         raise InputError(f"{store.evaluations} holds no evaluation; run the comparison before publish=true")
     folder = write_page(store, rules)
@@ -75,4 +75,4 @@ def publish(store: ResultStore, rules: Mapping[str, Any]) -> None:
     write_text(store.results / RULES, json.dumps(rules, indent=1) + "\n")
     if failed := failed_rows(store.measured(), rules["evaluations"]):
         names = ", ".join(failed)
-        raise InputError(f"{len(failed)} rows are not lossless and not in the tables: {names}; find out why")
+        raise InputError(f"{len(failed)} rows failed a check (losslessness or replay) and are in no table: {names}")

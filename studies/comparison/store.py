@@ -5,8 +5,8 @@
     out/heads/NAME   run directories      out/evaluations/NAME   reports with responses
     out/jobs.json    overrides of every job that was begun
 
-`results` is committed while the study runs. What is finished there is not made again, also where `out` was lost; a head
-is trained again only if an evaluation that is missing needs it. Changed overrides are refused instead of mixing
+What is finished in `results`, which may be committed while the study runs, is not made again, also where `out` was
+lost; a head is trained again only if an evaluation that is missing needs it. Changed overrides are refused instead of mixing
 results. Several processes may work on one comparison: each holds a lock of the job it runs.
 """
 

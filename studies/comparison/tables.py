@@ -101,6 +101,7 @@ def head_rows(
     by_name, report = {row["job"]: row for row in rows}, one["report"]
     for row in report["rows"]:
         if not passed_check(one["kind"], row):
+            print(f"in no table, as it failed a check: {row['drafter']} in {one['evaluation']}")
             continue
         head, _, option = row["drafter"].partition("@")
         line: Row = {"base": base, "benchmark": row["benchmark"], "measure": one["kind"]}

@@ -194,7 +194,7 @@ def test_the_page_has_every_table_that_has_rows(store, rules):
 def test_published_tables_are_rebuilt(store, rules, tmp_path):
     for old in ("summary.csv", "raw.tar.gz"):
         (store.results / old).write_text("old\n")
-    with pytest.raises(InputError, match=r"2 rows are not lossless .* broken\.2x\.s0 in tiny/.*, off\.2x\.s0 in"):
+    with pytest.raises(InputError, match=r"2 rows failed a check .* broken\.2x\.s0 in tiny/.*, off\.2x\.s0 in"):
         publish(store, rules)
     from studies import results
 
