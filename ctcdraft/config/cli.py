@@ -161,7 +161,7 @@ def wrong_argument(error: Exception) -> str | None:
     if (wrong := WRONG_ARGUMENT.search(str(error))) is None:
         return None
     target = get_object(wrong[1])
-    called = target.__init__ if isinstance(target, type) else target
+    called = getattr(target, "__init__") if isinstance(target, type) else target  # noqa: B009, of this very class
     if called.__qualname__ != wrong[2]:
         return None
     return f"{wrong[1].rpartition('.')[2]}() {wrong[3]}; correct the keys beside _target_ in its YAML"

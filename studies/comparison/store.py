@@ -6,8 +6,8 @@
     out/jobs.json    overrides of every job that was begun
 
 What is finished in `results`, which may be committed while the study runs, is not made again, also where `out` was
-lost; a head is trained again only if an evaluation that is missing needs it. Changed overrides are refused instead of mixing
-results. Several processes may work on one comparison: each holds a lock of the job it runs.
+lost; a head is trained again only if an evaluation that is missing needs it. Changed overrides are refused instead of
+mixing results. Several processes may work on one comparison: each holds a lock of the job it runs.
 """
 
 from __future__ import annotations
