@@ -140,7 +140,7 @@ def test_a_head_that_would_read_the_columns_of_others_is_refused(runs, monkeypat
 
 def test_a_head_without_its_layers_is_refused(runs):
     entries = resolve_contestants(compose_config("evaluate", f"contestants=[{runs / 'all'}]"))
-    with pytest.raises(InputError, match="they differ in taps"):
+    with pytest.raises(InputError, match=r"load it with aux_layers=\['last', 1, 0\]"):
         build_contestant(entries["ctc"], random_base())
 
 
