@@ -151,13 +151,16 @@ def output_folder(config: DictConfig, entries: Mapping[str, ContestantConfig], n
     Each job of a multirun gets its own subfolder.
     """
     runs = {run.run for entry in entries.values() for run in entry.runs() if run.run is not None and not run.published}
-    home = runs.pop() if len(runs) == 1 else Path("runs")
-    if home == Path("runs"):  # those of an earlier evaluation must be the same
-        names = [f"{one}-{entry.run.name}" if entry.run else one for one, entry in entries.items()]
-        names = [one for one in names if one != AUTOREGRESSIVE]
+    if config.out is not None:
+        out = Path(config.out)
+    elif len(runs) == 1:
+        out = runs.pop() / "evaluation" / name
+    else:  # an evaluation is resumed with the same base and contestants only
         model = [config.base.name] if "name" in config.base and config.base.name not in name.split("-") else []
-        name = re.sub(r"[^\w.@,-]+", "_", "-".join([name, *model, *names]), flags=re.ASCII)[:MAX_FOLDER_NAME]
-    out = Path(config.out) if config.out is not None else home / "evaluation" / name
+        others = {one: entry for one, entry in entries.items() if one != AUTOREGRESSIVE}
+        names = [f"{one}-{entry.run.name}" if entry.run else one for one, entry in others.items()]
+        name = re.sub(r"[^\w.@,-]+", "_", "-".join([name, *model, *names]), flags=re.ASCII)
+        out = Path("runs", "evaluation", name[:MAX_FOLDER_NAME])
     job = HydraConfig.get()
     return out / str(job.job.num) if job.mode is RunMode.MULTIRUN else out
 

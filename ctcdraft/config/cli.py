@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import os
 import re
 import signal
@@ -161,7 +162,7 @@ def wrong_argument(error: Exception) -> str | None:
     if (wrong := WRONG_ARGUMENT.search(str(error))) is None:
         return None
     target = get_object(wrong[1])
-    called = getattr(target, "__init__") if isinstance(target, type) else target  # noqa: B009, of this very class
+    called = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
     if called.__qualname__ != wrong[2]:
         return None
     return f"{wrong[1].rpartition('.')[2]}() {wrong[3]}; correct the keys beside _target_ in its YAML"

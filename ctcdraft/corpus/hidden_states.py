@@ -103,10 +103,11 @@ class OfflineHiddenStates:
         self.shard_rows = [order[start : start + rows] for start in range(0, len(order), rows)]
         self.location = {index: (n, k) for n, indices in enumerate(self.shard_rows) for k, index in enumerate(indices)}
         identity = base.fingerprint()
-        rotary = identity.pop("rotary_frequencies", None)  # which the names of older folders do not depend on
-        self.folder = self._folder(Path(path), [identity, str(base.dtype), precision])
-        if rotary is not None and not self.folder.path.exists():
-            self.folder = self._folder(Path(path), [base.fingerprint(), str(base.dtype), precision])
+        # The names of older folders do not depend on the rotary frequencies.
+        older = {key: value for key, value in identity.items() if key != "rotary_frequencies"}
+        self.folder = self._folder(Path(path), [older, str(base.dtype), precision])
+        if older != identity and not self.folder.path.exists():
+            self.folder = self._folder(Path(path), [identity, str(base.dtype), precision])
         self.filled = False
 
     def _folder(self, path: Path, of: list[Any]) -> ShardFolder:

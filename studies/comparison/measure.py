@@ -172,10 +172,20 @@ def passed_check(kind: str, row: Row) -> bool:
     return not is_replayed or 0 < replay.get("answers", 0) == replay["alike"]
 
 
+def passed_rows(one: Row) -> list[Row]:
+    """Return the rows of an evaluation that passed the check."""
+    return [row for row in one["report"]["rows"] if passed_check(one["kind"], row)]
+
+
 def failed_rows(measured: Mapping[str, Row], names: Sequence[str]) -> list[str]:
     """Return the rows of these evaluations that failed the check, as DRAFTER in EVALUATION."""
-    rows = ((name, row) for name in names for row in measured[name]["report"]["rows"])
-    return [f"{row['drafter']} in {name}" for name, row in rows if not passed_check(measured[name]["kind"], row)]
+    evaluations = [measured[name] for name in names]
+    return [
+        f"{row['drafter']} in {one['evaluation']}"
+        for one in evaluations
+        for row in one["report"]["rows"]
+        if not passed_check(one["kind"], row)
+    ]
 
 
 def estimate(job: Training | Evaluation, measured: Mapping[str, Row]) -> float | None:

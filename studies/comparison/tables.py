@@ -21,7 +21,7 @@ from ctcdraft.io import write_text
 from studies.comparison.config import FACTORS, Comparison
 from studies.comparison.figures import figures
 from studies.comparison.jobs import CROSSED, CROSSED_TRIAL, REPLAY, TRIAL, Row
-from studies.comparison.measure import passed_check
+from studies.comparison.measure import failed_rows, passed_rows
 from studies.comparison.schedule import all_jobs, main_role
 from studies.comparison.statistics import Measured, Place, claims, converged, doublings
 from studies.comparison.store import ResultStore
@@ -57,6 +57,8 @@ def rebuild(rules: Mapping[str, Any], store: ResultStore, out: Path) -> None:
     trained, measured = store.rows(), store.measured()
     rows = [trained[name] for name in trained if name in rules["trainings"]]
     evaluations = [measured[name] for name in rules["evaluations"]]
+    for row in failed_rows(measured, rules["evaluations"]):
+        print(f"in no table, as it failed a check: {row}")
     places = [*measured_places(evaluations)]
     doubled = [*doublings(rows, places)]
     ends = converged(rules["converged"], doubled)
@@ -99,10 +101,7 @@ def head_rows(
     """Yield a line per row of an evaluation's report that passed the checks; `ends` has where heads converged."""
     base = one["evaluation"].partition("/")[0]
     by_name, report = {row["job"]: row for row in rows}, one["report"]
-    for row in report["rows"]:
-        if not passed_check(one["kind"], row):
-            print(f"in no table, as it failed a check: {row['drafter']} in {one['evaluation']}")
-            continue
+    for row in passed_rows(one):
         head, _, option = row["drafter"].partition("@")
         line: Row = {"base": base, "benchmark": row["benchmark"], "measure": one["kind"]}
         line |= trained_columns(rules, rows, by_name.get(f"{base}/{head}"), row["drafter"])
@@ -185,7 +184,7 @@ def measured_places(evaluations: Sequence[Row]) -> Iterator[Measured]:
     places: dict[tuple[Place, str], dict[str, QuestionSums]] = {}
     for one in evaluations:
         base, name = one["evaluation"].split("/")
-        for row in (row for row in one["report"]["rows"] if passed_check(one["kind"], row)):
+        for row in passed_rows(one):
             # Times of two evaluations are not comparable: each has a baseline of its own.
             place = base, one["kind"], row["benchmark"], row["nodes"]
             sums = QuestionSums(**one["counts"][row["drafter"]][str(row["nodes"])])
