@@ -66,6 +66,7 @@ class Crossed:
     also_tuned: Mapping[str, str]
     unlike: Sequence[str]
     deciding: Mapping[str, Sequence[str]]
+    again: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -189,3 +190,7 @@ def refuse_impossible(config: Comparison) -> None:
     for factor in config.crossed.deciding if config.crossed is not None else ():
         if factor not in FACTORS:
             raise InputError(f"crossed.deciding must name levels of {', '.join(FACTORS)}, got {factor}")
+    cells = [cell.name for cell in config.crossed.cells] if config.crossed is not None else []
+    for name in config.crossed.again if config.crossed is not None else ():
+        if name not in cells:
+            raise InputError(f"crossed.again must name cells such as {cells[0]}, got {name}")

@@ -14,7 +14,8 @@ from studies.comparison.config import FACTORS, Comparison, Overrides
 
 DIVERGED_TAU = 0.0  # of a training whose gradients were no longer finite; every head that exists has 1 or more
 PACE, TRIAL, TIMING = "pace", "1x", "timing"
-CROSSED_PACE, CROSSED_TRIAL, CROSSED = "crossed_pace", "crossed_rate", "crossed"
+CROSSED_PACE, CROSSED_TRIAL, CROSSED, CROSSED_AGAIN = "crossed_pace", "crossed_rate", "crossed", "crossed_again"
+CELLS = (CROSSED, CROSSED_AGAIN)
 REPLAY = "replay"
 Row = dict[str, Any]
 Rows = Mapping[str, Row]  # finished trainings by the name of their job
@@ -25,7 +26,7 @@ class Training:
     """A head to train."""
 
     base: str
-    role: str  # pace, 1x, timing, 2x, ..., crossed_pace, crossed_rate, crossed
+    role: str  # pace, 1x, timing, 2x, ..., crossed_pace, crossed_rate, crossed, crossed_again
     method: str
     seed: int
     steps: int
@@ -155,7 +156,7 @@ def chosen_heads(config: Comparison, longest: Mapping[str, Training], rows: Rows
 
 
 def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
-    """Yield a timed training of each cell, trials of some, all cells, then further seeds of those that decide."""
+    """Yield a timed training of each cell, trials of some, all cells, then further seeds and rates of single ones."""
     assert config.crossed is not None
     table = config.crossed
     first = Training(config.first_base, CROSSED_PACE, "", config.seeds[0], config.pace, config.learning_rates[0], ())
@@ -181,6 +182,8 @@ def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
         yield cell
         if pace in deciding:
             yield from (replace(cell, seed=each) for each in config.seeds[1:])
+        if rate := table.again.get(pace.method):
+            yield from (replace(cell, role=CROSSED_AGAIN, rate=rate, seed=each) for each in config.seeds)
 
 
 def has_diverged(row: Row) -> bool:

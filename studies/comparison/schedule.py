@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from studies.comparison.config import Comparison
 from studies.comparison.jobs import (
+    CELLS,
     CROSSED,
     CROSSED_PACE,
     CROSSED_TRIAL,
@@ -70,7 +71,7 @@ def grouped(
     measure, base, role, seed = config.measure, jobs[0].base, jobs[0].role, jobs[0].seed
     nodes, timed = ",".join(map(str, measure.nodes)), kind != REPLAY
     replayed = ("measure=replay", f"measure.nodes=[{nodes}]", f"measure.checked={measure.checked}")
-    fewer = measure.timed if timed else measure.crossed if role == CROSSED else {}
+    fewer = measure.timed if timed else measure.crossed if role in CELLS else {}
     heads = [f"{job.head}@{tree}" for job in jobs for _, tree in job.trees]
     heads = heads or [f"{job.head}{tree}" for job in jobs for tree in ("", *further_trees(config, job))]
     # Speed-ups are compared within one evaluation alone, so that one times all heads.

@@ -20,7 +20,7 @@ from ctcdraft.hardware import HardwareSpec
 from ctcdraft.io import write_text
 from studies.comparison.config import FACTORS, Comparison
 from studies.comparison.figures import figures
-from studies.comparison.jobs import CROSSED, CROSSED_TRIAL, REPLAY, TRIAL, Row
+from studies.comparison.jobs import CELLS, CROSSED_TRIAL, REPLAY, TRIAL, Row
 from studies.comparison.measure import failed_rows, passed_rows
 from studies.comparison.schedule import all_jobs, main_role
 from studies.comparison.statistics import Measured, Place, claims, converged, doublings
@@ -78,7 +78,7 @@ def main_rows(heads: Sequence[Row]) -> list[Row]:
     """Return a line per method, base, budget, seed and benchmark: training, tau by tree size, costs and speed-up."""
     lines: dict[tuple[Any, ...], Row] = {}
     for row in heads:
-        if row.get("role") != CROSSED and row["method"] != AUTOREGRESSIVE:
+        if row.get("role") not in CELLS and row["method"] != AUTOREGRESSIVE:
             key = {name: row.get(name) for name in ("base", "method", "role", "seed", "benchmark")}
             line = lines.setdefault(tuple(key.values()), key | {name: row.get(name) for name in TRAINED})
             if row["measure"] == REPLAY:
@@ -111,10 +111,10 @@ def head_rows(
         for key in ("tau", "speedup"):
             line |= dict(zip((f"{key}_low", f"{key}_high"), row[f"{key}_ci"] or (None, None), strict=True))
         line |= {"equal": row["lossless"]["equal"], "compared": row["lossless"]["prompts"]}
-        if option and line.get("role") != CROSSED:
+        if option and line.get("role") not in CELLS:
             line["method"] += f"@{option}"  # its draft may cost more or less, so nothing is known of it by that name
         if "parameters" in line:
-            line["converged"] = "-" if line["role"] == CROSSED else ends.get((base, line["method"]), "-")
+            line["converged"] = "-" if line["role"] in CELLS else ends.get((base, line["method"]), "-")
         line |= counted_columns(rules, cost_of(costs, line), line)
         if one["kind"] != REPLAY and one.get("processor_seconds"):
             line["wall_per_processor"] = one["seconds"] / one["processor_seconds"]
@@ -154,7 +154,7 @@ def cost_of(costs: Mapping[str, Any], line: Row) -> Mapping[str, Any]:
 
 
 def counted_columns(rules: Mapping[str, Any], cost: Mapping[str, Any], line: Row) -> Row:
-    if not cost or "refused" in cost or line.get("role") == CROSSED:
+    if not cost or "refused" in cost or line.get("role") in CELLS:
         return {}
     nodes = rules["counted"]["nodes"]
     c, v = predicted_costs(cost, nodes, HardwareSpec.of(rules["counted"]["plan"]))
