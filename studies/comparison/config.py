@@ -81,6 +81,7 @@ class Measure:
     timed: Mapping[str, Overrides]
     crossed: Mapping[str, Overrides]
     loops: Mapping[str, Overrides]
+    again: tuple[str, ...]
     trees: Mapping[str, tuple[str, ...]]
     untrained: tuple[str, ...]
 
@@ -183,14 +184,14 @@ def refuse_impossible(config: Comparison) -> None:
     for key in ("bases", "seeds", "learning_rates"):
         if not getattr(config, key):
             raise InputError(f"{key}= must name at least one, got none")
-    for key, names in (("ladder.always", config.ladder.always), ("claims", sum(config.claims, ()))):
+    for key, names in (
+        ("ladder.always", config.ladder.always),
+        ("measure.again", config.measure.again),
+        ("claims", sum(config.claims, ())),
+    ):
         for name in names:
             if name not in config.entrants:
                 raise InputError(f"{key} must name some of {', '.join(config.entrants)}, got {name}")
     for factor in config.crossed.deciding if config.crossed is not None else ():
         if factor not in FACTORS:
             raise InputError(f"crossed.deciding must name levels of {', '.join(FACTORS)}, got {factor}")
-    cells = [cell.name for cell in config.crossed.cells] if config.crossed is not None else []
-    for name in config.crossed.again if config.crossed is not None else ():
-        if name not in cells:
-            raise InputError(f"crossed.again must name cells such as {cells[0]}, got {name}")

@@ -16,7 +16,7 @@ DIVERGED_TAU = 0.0  # of a training whose gradients were no longer finite; every
 PACE, TRIAL, TIMING = "pace", "1x", "timing"
 CROSSED_PACE, CROSSED_TRIAL, CROSSED, CROSSED_AGAIN = "crossed_pace", "crossed_rate", "crossed", "crossed_again"
 CELLS = (CROSSED, CROSSED_AGAIN)
-REPLAY = "replay"
+REPLAY, AGAIN = "replay", "_again"  # the latter is the end of the name of a loop that is timed a second time
 Row = dict[str, Any]
 Rows = Mapping[str, Row]  # finished trainings by the name of their job
 

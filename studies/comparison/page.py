@@ -24,17 +24,20 @@ TITLES = {
     "main_speedups": "Speed-up with adaptive trees, in short",
     "heads": "Speed-up, timed, with adaptive trees (intervals over questions)",
     "heads_fixed": "Timed, with trees of 16 nodes",
+    "heads_again": "Speed-ups that were timed twice (of decoding, computed from tau and costs of the same loop)",
     "heads_tau": "tau at 16 nodes by budget, first seed (intervals over questions)",
     "main_seeds": "tau of every seed at 16 nodes",
     "heads_training": "Training",
     "heads_cost": "Counted cost of a draft",
-    "claims": "Differences in tau",
+    "claims": "Differences in tau: t intervals over seeds, then those over seeds and questions",
+    "claims_questions": "The same with one seed (intervals over questions)",
     "claims_speed": "Differences in speed-up, with adaptive trees and with 16 nodes (intervals over questions)",
     "doublings": "tau gained by twice the budget, 16 nodes, first seed (intervals over questions)",
     "crossed": "Body, loss, correction and tree: tau at 16 nodes, first seed",
     "crossed_effects": "Effect of each factor, all pairs that differ in it alone (intervals over questions)",
     "crossed_trees": "Effect of each tree, all cells that have both (intervals over questions)",
-    "crossed_decided": "Pairs of cells with several seeds (t intervals over seeds)",
+    "crossed_decided": "Pairs of cells with several seeds: t intervals over seeds, then those over seeds and questions",
+    "crossed_again": "The same with one cell at another learning rate",
 }
 
 

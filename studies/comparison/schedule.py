@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from studies.comparison.config import Comparison
 from studies.comparison.jobs import (
+    AGAIN,
     CELLS,
     CROSSED,
     CROSSED_PACE,
@@ -62,6 +64,9 @@ def evaluations(config: Comparison, trainings: Iterable[Training], rows: Rows) -
         lost = {job.head for job in jobs if job.name in rows and has_diverged(rows[job.name])}
         for kind in (REPLAY, *(config.measure.loops if first else ())):
             yield from grouped(config, kind, jobs, first, lost)
+        again = [job for job in jobs if job.method in config.measure.again and first and base == config.first_base]
+        for kind in config.measure.loops if again else ():
+            yield from (replace(one, kind=kind + AGAIN) for one in grouped(config, kind, again, False, lost))
 
 
 def grouped(

@@ -1,6 +1,7 @@
 """Differences between heads: t intervals over seeds where both sides have some, else bootstrap over questions.
 
-over seeds       a claim about two heads: pooled variance of the two sides, n + m - 2 degrees of freedom
+over seeds       a claim about two heads: pooled variance of the two sides, n + m - 2 degrees of freedom. It says what
+                 other seeds would give on these questions; wide_low and wide_high say what they would on others.
 over questions   one head of each side, or several pooled question by question: other seeds may differ
 """
 
@@ -9,19 +10,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
-from math import sqrt
+from math import hypot, sqrt
 from typing import Any
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.bootstrap import QuestionSums, paired_difference, pool_sums
+from ctcdraft.evaluation.bootstrap import QuestionSums, bootstrap_interval, paired_difference, pool_sums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from studies.comparison.config import FACTORS
-from studies.comparison.jobs import CROSSED, REPLAY, Row, levels_of
+from studies.comparison.jobs import REPLAY, Row
 
 # Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
-OWN, BOTH = "own", "both"  # in the column of trees: the last one that its loss has, and the two that are compared
 SEEDS, QUESTIONS = "t over seeds", "bootstrap over questions"
 Place = tuple[str, str, str, int]  # base, replay or loop, benchmark, nodes
 Heads = Mapping[str, dict[int, Row]]  # trainings of a method by seed
@@ -60,15 +58,39 @@ def t_interval(more: Sequence[Sequence[float]], less: Sequence[Sequence[float]])
     return difference, difference - half, difference + half
 
 
+def over_seeds(measured: Measured, more: Sequence[Sequence[str]], less: Sequence[Sequence[str]]) -> Row:
+    """Return the sum of some heads' tau less that of others: its t interval, and one that is wider by the questions.
+
+    For the wider one the distances to the bounds of the t interval and to those of a bootstrap over questions, with all
+    seeds of a head pooled, are combined by their squares.
+
+    Args:
+        more, less: the rows of the seeds of one head each; of two heads each for an interaction.
+    """
+    taus = [[[measured.tau(name) for name in seeds] for seeds in side] for side in (more, less)]
+    value, low, high = t_interval(*taus)
+    pooled = [pool_sums([measured.sums[name] for name in seeds]) for seeds in (*more, *less)]
+    columns = [column for sums in pooled for column in (sums.committed, sums.passes)]
+
+    def pooled_difference(*totals: Any) -> Any:
+        ratios = [committed / passes for committed, passes in zip(totals[::2], totals[1::2], strict=True)]
+        return sum(ratios[: len(more)]) - sum(ratios[len(more) :])
+
+    found: Row = {"tau": value, "tau_low": low, "tau_high": high, "interval": SEEDS}
+    if (over_questions := bootstrap_interval(pooled_difference, columns, seed=0)) is not None:
+        middle = pooled_difference(*map(sum, columns))
+        found["wide_low"] = value - hypot(value - low, middle - over_questions[0])
+        found["wide_high"] = value + hypot(high - value, over_questions[1] - middle)
+    return found | {"seeds": "+".join(str(len(seeds)) for seeds in (*more, *less))}
+
+
 def difference(measured: Measured, more: Sequence[str], less: Sequence[str]) -> Row | None:
     """Return the difference between heads, each given by the rows of its seeds; None where a side was not measured."""
     sides = [[name for name in side if name in measured.sums] for side in (more, less)]
     if not all(sides):
         return None
     if min(map(len, sides)) > 1 and measured.place[1] == REPLAY:
-        value, low, high = t_interval(*([[measured.tau(name) for name in side]] for side in sides))
-        seeds = "+".join(str(len(side)) for side in sides)
-        found: Row = {"tau": value, "tau_low": low, "tau_high": high, "interval": SEEDS, "seeds": seeds}
+        found = over_seeds(measured, sides[:1], sides[1:])
     else:
         found = {**bootstrap(measured, [sides[0][0]], [sides[1][0]]), "seeds": "1+1"}
     return {**measured.labels(), **found}
@@ -87,7 +109,7 @@ def bootstrap(measured: Measured, more: Sequence[str], less: Sequence[str]) -> R
 
 
 def claims(rules: Mapping[str, Any], rows: Sequence[Row], measured: Sequence[Measured]) -> Iterator[Row]:
-    """Yield the claimed differences at every budget, and those of the crossed table."""
+    """Yield the claimed differences at every budget."""
     for at in measured:
         for role in dict.fromkeys(row["role"] for row in rows if row["role"].endswith("x")):
             heads = heads_of(rows, at.place[0], role)
@@ -95,8 +117,6 @@ def claims(rules: Mapping[str, Any], rows: Sequence[Row], measured: Sequence[Mea
                 found = difference(at, *(names_of(heads.get(side, {})) for side in (more, less)))
                 if found is not None:
                     yield {"role": role, "more": more, "less": less, **found}
-        if at.place[1] == "replay":
-            yield from crossed_claims(rules, heads_of(rows, at.place[0], CROSSED), at)
 
 
 def heads_of(rows: Sequence[Row], base: str, role: str) -> Heads:
@@ -111,97 +131,6 @@ def names_of(head: Mapping[int, Row], tree: str | None = None) -> list[str]:
     """Return the names in reports of a head's seeds: ctc.1x.s0, or with the option of its tree ctc.1x.s0@collapse."""
     names = [head[seed]["job"].partition("/")[2] for seed in sorted(head)]
     return names if tree is None else [f"{name}@{tree}" for name in names]
-
-
-def crossed_claims(rules: Mapping[str, Any], heads: Heads, at: Measured) -> Iterator[Row]:
-    """Yield effects of factors over all matched pairs of cells, then single pairs that have several seeds.
-
-    In each tree, and with every cell in the tree that its loss is meant for; then of the trees over cells with both.
-    """
-    order = [dict(zip(rules["levels"], levels, strict=True)) for levels in product(*rules["levels"].values())]
-    cells = {name: levels for name, head in heads.items() if (levels := levels_of(next(iter(head.values())))) in order}
-    cells = dict(sorted(cells.items(), key=lambda cell: order.index(cell[1])))
-    by_tree: dict[str, dict[str, list[str]]] = {tree: {} for tree in rules["trees"]}
-    own: dict[str, list[str]] = {}
-    for (tree, options), (cell, levels) in product(rules["trees"].items(), cells.items()):
-        seeds = names_of(heads[cell], options.get(levels["objective"], "none"))
-        if seeds := [one for one in seeds if one in at.sums]:
-            by_tree[tree][cell] = own[cell] = seeds
-    for tree, names in {**by_tree, OWN: own}.items():
-        factors = [factor for factor in FACTORS if factor != "objective" or tree not in rules["unlike"]]
-        labels: Row = {"role": CROSSED, "tree": tree}
-        yield from (labels | row for row in factor_effects(rules["levels"], cells, names, at, factors))
-        yield from (labels | row for row in decided_pairs(cells, names, at, factors))
-    yield from tree_effects(rules, cells, by_tree, at)
-
-
-def tree_effects(
-    rules: Mapping[str, Any],
-    cells: Mapping[str, Mapping[str, str]],
-    by_tree: Mapping[str, Mapping[str, Sequence[str]]],
-    at: Measured,
-) -> Iterator[Row]:
-    """Yield each tree minus another one over all cells with both; for each loss where it has a tree of its own kind."""
-    for less, more in combinations(by_tree, 2):
-        both = [cell for cell in by_tree[more] if cell in by_tree[less]]
-        groups = {"all": both}
-        if {less, more} & {*rules["unlike"]}:
-            losses = dict.fromkeys(cells[cell]["objective"] for cell in both)
-            groups = {loss: [one for one in both if cells[one]["objective"] == loss] for loss in losses}
-        for loss, group in groups.items():
-            if group:
-                labels = {"role": CROSSED, "tree": BOTH, "factor": "tree", "more": more, "less": less, "seeds": "1+1"}
-                sides = [[by_tree[tree][cell][0] for cell in group] for tree in (more, less)]
-                yield labels | {"objective": loss} | at.labels() | bootstrap(at, *sides)
-
-
-def factor_effects(
-    levels: Mapping[str, Sequence[str]],
-    cells: Mapping[str, Mapping[str, str]],
-    names: Mapping[str, Sequence[str]],
-    at: Measured,
-    factors: Sequence[str],
-) -> Iterator[Row]:
-    """Yield each level of a factor minus its first one, the first seeds of all pairs that differ in it alone pooled."""
-    for factor in factors:
-        for level in levels[factor][1:]:
-            pairs = [
-                (more, less)
-                for more in names
-                for less in names
-                if cells[more][factor] == level and dict(cells[more]) == {**cells[less], factor: level}
-                if cells[less][factor] == levels[factor][0]
-            ]
-            if pairs:
-                sides = [[names[cell][0] for cell in side] for side in zip(*pairs, strict=True)]
-                labels = {"factor": factor, "more": level, "less": levels[factor][0], "seeds": "1+1"}
-                yield labels | at.labels() | bootstrap(at, *sides)
-
-
-def decided_pairs(
-    cells: Mapping[str, Mapping[str, str]], names: Mapping[str, Sequence[str]], at: Measured, factors: Sequence[str]
-) -> Iterator[Row]:
-    """Yield differences of cells with several seeds that differ in one factor, and how they change with another one."""
-    several = {cell: [at.tau(name) for name in seeds] for cell, seeds in names.items() if len(seeds) > 1}
-
-    def changed(less: str, more: str) -> list[str]:
-        return [factor for factor in FACTORS if cells[more][factor] != cells[less][factor]]
-
-    pairs = [pair for pair in combinations(several, 2) if len(changed(*pair)) == 1 and changed(*pair)[0] in factors]
-    for less, more in pairs:
-        row = difference(at, names[more], names[less])
-        assert row is not None
-        yield {"factor": changed(less, more)[0], "more": more, "less": less, **row}
-    for (less, more), (lower, upper) in combinations(pairs, 2):
-        one, other = changed(less, more), changed(less, lower)
-        # All four cells differ in two factors: an interaction, which is seen twice.
-        is_square = one == changed(lower, upper) and other == changed(more, upper) and len(other) == 1
-        if is_square and FACTORS.index(one[0]) < FACTORS.index(other[0]):
-            value, low, high = t_interval([several[upper], several[less]], [several[lower], several[more]])
-            seeds = "+".join(str(len(several[cell])) for cell in (upper, lower, more, less))
-            found = {"tau": value, "tau_low": low, "tau_high": high, "interval": SEEDS, "seeds": seeds}
-            pair = {"more": f"{upper} minus {lower}", "less": f"{more} minus {less}"}
-            yield {"factor": f"{one[0]} by {other[0]}", **pair, **at.labels(), **found}
 
 
 def doublings(rows: Sequence[Row], measured: Sequence[Measured]) -> Iterator[Row]:

@@ -19,8 +19,9 @@ from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.io import write_text
 from studies.comparison.config import FACTORS, Comparison
+from studies.comparison.crossed import crossed_claims
 from studies.comparison.figures import figures
-from studies.comparison.jobs import CELLS, CROSSED_TRIAL, REPLAY, TRIAL, Row
+from studies.comparison.jobs import AGAIN, CELLS, CROSSED_TRIAL, REPLAY, TRIAL, Row
 from studies.comparison.measure import failed_rows, passed_rows
 from studies.comparison.schedule import all_jobs, main_role
 from studies.comparison.statistics import Measured, Place, claims, converged, doublings
@@ -63,7 +64,7 @@ def rebuild(rules: Mapping[str, Any], store: ResultStore, out: Path) -> None:
     doubled = [*doublings(rows, places)]
     ends = converged(rules["converged"], doubled)
     heads = [row for one in evaluations for row in head_rows(one, rules, rows, costs, ends)]
-    pairs = [*claims(rules, rows, places), *doubled]
+    pairs = [*claims(rules, rows, places), *crossed_claims(rules, rows, places), *doubled]
     for name, found in {"main": main_rows(heads), "heads": heads, "claims": pairs}.items():
         if found:
             # convert_dtypes, or whole numbers of a column with gaps become floats.
@@ -85,8 +86,8 @@ def main_rows(heads: Sequence[Row]) -> list[Row]:
                 line[f"tau_{row['nodes']}"] = row["tau"]
                 line |= {name: row[name] for name in ("c_counted", "predicted") if name in row}
             elif row["measure"] == "adaptive":
-                line |= {name: row[name] for name in (*SPEED, *COMPARED)}
-            else:
+                line |= {name: row[name] for name in (*SPEED, "mean_nodes", *COMPARED)}
+            elif not row["measure"].endswith(AGAIN):
                 line |= {f"{name}_{row['nodes']}": row[name] for name in (*SPEED, "c", *COMPARED)}
     return [*lines.values()]
 
@@ -107,7 +108,7 @@ def head_rows(
         line |= trained_columns(rules, rows, by_name.get(f"{base}/{head}"), row["drafter"])
         line["tree"] = tree_name(rules, line.get("objective"), option)
         keys = ("nodes", "mean_nodes", "prompts", "tau", "speedup", "tokens_per_second", "c", "v", "o")
-        line |= {key: row[key] for key in keys}
+        line |= {key: row[key] for key in keys} | {"speedup_from_costs": row["predicted_speedup"]}
         for key in ("tau", "speedup"):
             line |= dict(zip((f"{key}_low", f"{key}_high"), row[f"{key}_ci"] or (None, None), strict=True))
         line |= {"equal": row["lossless"]["equal"], "compared": row["lossless"]["prompts"]}

@@ -16,7 +16,7 @@ NAMES = ("ctc", "ctc_ce", "medusa", "hydra", "eagle")
 ENTRANTS = "+entrants={" + ",".join(f"{name}:['drafter={name}']" for name in NAMES) + "}"
 SMALL = (
     "~entrants", ENTRANTS, "learning_rates=[0.002,0.004]", "minutes=1", "seeds=[0,1]", "claim_seeds=[]",
-    "claims=[[ctc,ctc_ce]]",
+    "claims=[[ctc,ctc_ce]]", "measure.again=[ctc,ctc_ce]",
     "ladder={extensions:0,budgets:[2,4],repeated:2,best:2,always:[ctc,ctc_ce],converged:0.02}",
 )  # fmt: skip
 
@@ -134,6 +134,14 @@ def test_cells_take_their_minutes_and_those_that_decide_get_more_seeds():
     higher = {job.method for job in cells if job.rate == 0.004}
     assert higher == {f"one_block-ctc-{one}" for one in corrections} | {"dflash-cross_entropy-gru"}
     assert {job.method for job in cells if job.seed == 1} == deciding
+    again = of_role(all_jobs(config, rows), "crossed_again")
+    assert sorted((job.method, job.rate, job.seed) for job in again) == [
+        ("dflash-prefix_ctc-gru", 0.008, n) for n in (0, 1)
+    ]
+    assert all(job.settled and job.steps == 60 for job in again)
+    replays = [job for job in all_jobs(config, rows) if job.name == "tiny/tiny-replay-crossed_again.s0"]
+    assert [len(job.heads) for job in replays] == [3], "chain, fixed alignments, prefix search"
+    assert "benchmark.limit=50" in replays[0].overrides
     # A minute at the pace that was timed alone, whether a cell has trials or not.
     steps = {job.method: job.steps for job in cells}
     assert {(name.rpartition("-")[2], count) for name, count in steps.items()} == {
@@ -164,10 +172,11 @@ def test_evaluations_are_small_groups_of_one_role_with_the_trees_of_a_loss():
     ]
     assert [job.untrained for job in once] == [("prompt_lookup", "suffix"), (), (), ()]
     timed = [job for job in jobs if job.is_timed]
-    assert [(job.kind, job.group, len(job.heads)) for job in timed] == [
-        ("adaptive", "4x.s0", len(NAMES) + 2), ("fixed", "4x.s0", len(NAMES) + 2)
-    ], "speed-ups need one baseline"  # fmt: skip
-    assert ["decoding.nodes=adaptive" in job.overrides for job in timed] == [True, False]
+    assert [(job.kind, job.group, len(job.heads), len(job.untrained)) for job in timed] == [
+        ("adaptive", "4x.s0", len(NAMES) + 2, 2), ("fixed", "4x.s0", len(NAMES) + 2, 2),
+        ("adaptive_again", "4x.s0", 2, 0), ("fixed_again", "4x.s0", 2, 0),
+    ], "speed-ups need one baseline; some are timed twice"  # fmt: skip
+    assert ["decoding.nodes=adaptive" in job.overrides for job in timed] == [True, False] * 2
     # A head that diverged is missing in its part, and the other parts stay.
     row = finished([job for job in all_jobs(config, {}) if job.name == "tiny/medusa.4x.s0"], lambda job: 0.0)
     jobs_left = {job.name: job for job in all_jobs(config, row) if isinstance(job, Evaluation)}

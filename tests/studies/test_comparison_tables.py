@@ -2,16 +2,19 @@
 
 import gzip
 import json
+import math
+import random
 
 import pandas as pd
 import pytest
 from comparison_parts import report, sums, training
 
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.bootstrap import QuestionSums
 from ctcdraft.hardware import HardwareSpec
 from studies.comparison.figures import front
 from studies.comparison.page import publish, write_page
-from studies.comparison.statistics import QUESTIONS, SEEDS, Measured, difference, t_interval
+from studies.comparison.statistics import QUESTIONS, SEEDS, Measured, difference, over_seeds, t_interval
 from studies.comparison.store import ResultStore
 from studies.comparison.tables import predicted_costs, rebuild
 
@@ -45,6 +48,31 @@ def test_claims_take_the_seeds_where_both_heads_have_some():
     assert found["interval"] == QUESTIONS
     assert (found["tau"], found["questions"], found["seeds"]) == (1.0, 3, "1+1"), "the first seed of either"
     assert difference(at, ["missing"], ["b.s0"]) is None
+
+
+def test_claims_with_several_seeds_have_an_interval_over_questions_too():
+    """On 40 questions of different difficulty, against questions that are drawn one by one."""
+    rng, passes = random.Random(0), [10] * 40
+    easy = [rng.uniform(10, 40) for _ in passes]
+    named = {f"a.s{seed}": QuestionSums([2 * one + seed for one in easy], passes) for seed in (0, 1)}
+    named |= {f"b.s{seed}": QuestionSums([one - seed for one in easy], passes) for seed in (0, 1)}
+    named |= {f"c.s{seed}": QuestionSums([10 + seed] * 40, passes) for seed in (0, 1)}
+    at, drawn = Measured(("tiny", "replay", "gsm8k", 16), named), []
+    for _ in range(4000):
+        chosen = rng.choices(easy, k=40)
+        drawn.append((sum(chosen) + 40) / 400)  # of a minus b, all seeds pooled
+    drawn.sort()
+    found = over_seeds(at, [["a.s0", "a.s1"]], [["b.s0", "b.s1"]])
+    value, half = found["tau"], found["tau"] - found["tau_low"]
+    assert (value, half) == pytest.approx((sum(easy) / 400 + 0.1, 4.303 * 0.1 / 2**0.5))
+    assert value - found["wide_low"] == pytest.approx(math.hypot(half, value - drawn[100]), abs=0.02)
+    assert found["wide_high"] - value == pytest.approx(math.hypot(half, drawn[-100] - value), abs=0.02)
+    assert value - found["wide_low"] > half + 0.05, "the questions are not what is known best"
+    # An interaction, a and b less c and c: the uncertainty from questions is that of 3 times their difficulty.
+    found = over_seeds(at, [["a.s0", "a.s1"], ["b.s0", "b.s1"]], [["c.s0", "c.s1"]] * 2)
+    value, half = found["tau"], found["tau"] - found["tau_low"]
+    spread = (drawn[-100] - drawn[100]) / 2
+    assert value - found["wide_low"] == pytest.approx(math.hypot(half, 3 * spread), abs=0.1)
 
 
 def test_a_front_has_what_no_cheaper_method_reaches():
@@ -91,6 +119,7 @@ def store(tmp_path):
     report(store, "gsm8k-replay-2x.s0.1", {"ctc.2x.s0": 2.5}, size=64)
     report(store, "gsm8k-replay-2x.s1", {"ctc.2x.s1": 2.6, "medusa.2x.s1": 1.6})
     report(store, "gsm8k-adaptive-2x.s0", {"ctc.2x.s0": 2.4, "medusa.2x.s0": 1.6}, timed=True)
+    report(store, "gsm8k-fixed_again-2x.s0", {"ctc.2x.s0": 3.0}, timed=True)
     report(store, "gsm8k-fixed-2x.s0", {"ctc.2x.s0": 2.7, "medusa.2x.s0": 1.6, "prompt_lookup": 1.4}, timed=True)
     crossed = {f"{name}.crossed.s0@{TREES['chain'][loss]}": 1.5 + (body == "deep") + 0.25 * (loss == "ctc")
                for (body, loss), name in cells.items()}  # fmt: skip
@@ -171,6 +200,26 @@ def test_heads_and_claims(store, rules, tmp_path):
     assert names == {"front-tiny.svg", "front-counted-tiny.svg", "budgets-tiny.svg"}
 
 
+def test_a_cell_at_another_rate_is_compared_in_its_place(store, rules, tmp_path):
+    levels = {"body": "deep", "objective": "ctc", "correction": "none"}
+    for seed in (0, 1):
+        store.append_row(training(f"deep-ctc-none.crossed_again.s{seed}", "deep-ctc-none", "crossed_again", seed,
+                                  steps=77, levels=levels, rate=0.008))  # fmt: skip
+        report(store, f"gsm8k-replay-crossed_again.s{seed}",
+               {f"deep-ctc-none.crossed_again.s{seed}@collapse_chain": 2.5 + 0.1 * seed})  # fmt: skip
+    rebuild({**rules, "trainings": [*store.rows()], "evaluations": [*store.measured()]}, store, tmp_path)
+    claims = pd.read_csv(tmp_path / "claims.csv")
+    again = claims[claims.role == "crossed_again"].set_index("factor")
+    assert [*again.index] == ["body", "objective", "body by objective"], "pairs without it are not repeated"
+    assert [*again.more] == ["deep-ctc-none", "deep-ctc-none", "deep-ctc-none minus one-ctc-none"]
+    assert again.tau.tolist() == pytest.approx([2.55 - 1.75, 2.55 - 2.5, 0.8 - 1.0])
+    crossed = claims[(claims.role == "crossed") & (claims.interval == SEEDS) & (claims.more == "deep-ctc-none")]
+    assert crossed.tau.tolist() == pytest.approx([2.9 - 1.75, 2.9 - 2.5]), "the cell itself stays as it is"
+    heads = pd.read_csv(tmp_path / "heads.csv")
+    assert set(heads[heads.role == "crossed_again"].learning_rate) == {0.008}
+    assert not set(pd.read_csv(tmp_path / "main.csv").role) & {"crossed", "crossed_again"}
+
+
 def test_jobs_that_are_not_of_the_config_or_came_later_are_left_out(store, rules, tmp_path):
     store.append_row(training("ctc.1x-0.008.s0", "ctc", "1x", rate=0.008))
     rebuild({**rules, "evaluations": ["tiny/gsm8k-fixed-2x.s0"]}, store, tmp_path)
@@ -182,13 +231,14 @@ def test_jobs_that_are_not_of_the_config_or_came_later_are_left_out(store, rules
 def test_the_page_has_every_table_that_has_rows(store, rules):
     page = (write_page(store, rules) / "page.md").read_text()
     assert "| tiny | ctc | 1.60 [1.20, 2.40] | 2.40 | 9.0 | 0.24 | 3/3 |" in page
-    assert "| tiny | ctc minus medusa | 2x | t over seeds | 2+2 | +0.90 [+0.47, +1.33] |" in page
+    assert "| tiny | ctc minus medusa | 2x | 2+2 | +0.90 [+0.47, +1.33] [+0.47, +1.33] |" in page
     assert page.index("| tiny | ctc | 1.60") < page.index("| tiny | medusa | 1.07"), "sorted by speed-up"
     assert "| one | none | chain | 1.50 | 1.75 |" in page
     trained = "| tiny | ctc | 2x | 0 | 1,000 | 2 | 2.00 | 2x | "
-    assert trained + "2.40 | 2.50 | 0.27 | 1.60 [1.20, 2.40] | 1.80 | 2.00 | 3/3 |" in page
+    assert trained + "2.40 | 2.50 | 0.27 | 1.60 [1.20, 2.40] | 9.0 | 1.80 | 2.00 | 3/3 |" in page
     assert "| prefix | frames | CTC | +0.50 [" in page
-    assert page.count("<!-- table: ") == 16
+    assert "| ctc | 1.60 (1.71) | 1.80 (1.93) | 2.00 (2.14) |" in page, "timed twice with 16 nodes"
+    assert page.count("<!-- table: ") == 18
 
 
 def test_published_tables_are_rebuilt(store, rules, tmp_path, capsys):
