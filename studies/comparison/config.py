@@ -40,6 +40,7 @@ class Ladder:
     best: int
     always: tuple[str, ...]
     converged: float
+    again: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ def refuse_impossible(config: Comparison) -> None:
             raise InputError(f"{key}= must name at least one, got none")
     for key, names in (
         ("ladder.always", config.ladder.always),
+        ("ladder.again", tuple(config.ladder.again)),
         ("measure.again", config.measure.again),
         ("claims", sum(config.claims, ())),
     ):

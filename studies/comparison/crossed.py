@@ -7,7 +7,7 @@ from itertools import combinations, product
 from typing import Any
 
 from studies.comparison.config import FACTORS
-from studies.comparison.jobs import CROSSED, CROSSED_AGAIN, REPLAY, Row, levels_of
+from studies.comparison.jobs import AGAIN, CROSSED, REPLAY, Row, levels_of
 from studies.comparison.statistics import Heads, Measured, bootstrap, difference, heads_of, names_of, over_seeds
 
 OWN, BOTH = "own", "both"  # in the column of trees: the last one that its loss has, and the two that are compared
@@ -17,11 +17,11 @@ def crossed_claims(rules: Mapping[str, Any], rows: Sequence[Row], measured: Sequ
     """Yield all claims about the cells, then those that name a cell trained at another rate as well, at that rate."""
     for at in measured:
         if at.place[1] == REPLAY:
-            heads, again = (heads_of(rows, at.place[0], role) for role in (CROSSED, CROSSED_AGAIN))
+            heads, again = (heads_of(rows, at.place[0], role) for role in (CROSSED, CROSSED + AGAIN))
             yield from claims_at(rules, heads, at)
             for row in claims_at(rules, {**heads, **again}, at) if again else ():
                 if any(cell in f"{row['more']} {row['less']}" for cell in again):
-                    yield row | {"role": CROSSED_AGAIN}
+                    yield row | {"role": CROSSED + AGAIN}
 
 
 def claims_at(rules: Mapping[str, Any], heads: Heads, at: Measured) -> Iterator[Row]:

@@ -14,9 +14,9 @@ from studies.comparison.config import FACTORS, Comparison, Overrides
 
 DIVERGED_TAU = 0.0  # of a training whose gradients were no longer finite; every head that exists has 1 or more
 PACE, TRIAL, TIMING = "pace", "1x", "timing"
-CROSSED_PACE, CROSSED_TRIAL, CROSSED, CROSSED_AGAIN = "crossed_pace", "crossed_rate", "crossed", "crossed_again"
-CELLS = (CROSSED, CROSSED_AGAIN)
-REPLAY, AGAIN = "replay", "_again"  # the latter is the end of the name of a loop that is timed a second time
+CROSSED_PACE, CROSSED_TRIAL, CROSSED = "crossed_pace", "crossed_rate", "crossed"
+REPLAY, AGAIN = "replay", "_again"  # the latter ends the name of a loop that is timed twice, of a role at another rate
+CELLS = (CROSSED, CROSSED + AGAIN)
 Row = dict[str, Any]
 Rows = Mapping[str, Row]  # finished trainings by the name of their job
 
@@ -26,7 +26,7 @@ class Training:
     """A head to train."""
 
     base: str
-    role: str  # pace, 1x, timing, 2x, ..., crossed_pace, crossed_rate, crossed, crossed_again
+    role: str  # pace, 1x, timing, 2x, 2x_again, ..., crossed_pace, crossed_rate, crossed, crossed_again
     method: str
     seed: int
     steps: int
@@ -110,6 +110,10 @@ def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
         repeated = {*sum(config.claims, ())} if each in config.claim_seeds else {*names}
         jobs = [at_budget(job, config.ladder.repeated) for job in chosen if job.method in repeated]
         yield from (replace(job, seed=each) for job in jobs)
+    for name, rate in config.ladder.again.items():
+        job = at_budget(replace(best[name], rate=rate), config.ladder.repeated)
+        job = replace(job, role=job.role + AGAIN)
+        yield from (replace(job, seed=each) for each in (*config.seeds, *config.claim_seeds))
     for base in [*config.bases][1:]:
         for job in chosen:
             timing = replace(job, base=base, role=TIMING, steps=config.pace, minutes=None)
@@ -183,7 +187,7 @@ def crossed_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
         if pace in deciding:
             yield from (replace(cell, seed=each) for each in config.seeds[1:])
         if rate := table.again.get(pace.method):
-            yield from (replace(cell, role=CROSSED_AGAIN, rate=rate, seed=each) for each in config.seeds)
+            yield from (replace(cell, role=CROSSED + AGAIN, rate=rate, seed=each) for each in config.seeds)
 
 
 def has_diverged(row: Row) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums, bootstrap_interval, paired_difference, pool_sums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from studies.comparison.jobs import REPLAY, Row
+from studies.comparison.jobs import AGAIN, REPLAY, Row
 
 # Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
@@ -109,14 +109,19 @@ def bootstrap(measured: Measured, more: Sequence[str], less: Sequence[str]) -> R
 
 
 def claims(rules: Mapping[str, Any], rows: Sequence[Row], measured: Sequence[Measured]) -> Iterator[Row]:
-    """Yield the claimed differences at every budget."""
+    """Yield the claimed differences at every budget, then those of heads that have another learning rate, too, at it."""
     for at in measured:
         for role in dict.fromkeys(row["role"] for row in rows if row["role"].endswith("x")):
-            heads = heads_of(rows, at.place[0], role)
-            for more, less in rules["claims"]:
-                found = difference(at, *(names_of(heads.get(side, {})) for side in (more, less)))
-                if found is not None:
-                    yield {"role": role, "more": more, "less": less, **found}
+            heads, again = (heads_of(rows, at.place[0], each) for each in (role, role + AGAIN))
+            with_again = [pair for pair in rules["claims"] if again.keys() & {*pair}]
+            for label, trained, pairs in (
+                (role, heads, rules["claims"]),
+                (role + AGAIN, {**heads, **again}, with_again),
+            ):
+                for more, less in pairs:
+                    found = difference(at, *(names_of(trained.get(side, {})) for side in (more, less)))
+                    if found is not None:
+                        yield {"role": label, "more": more, "less": less, **found}
 
 
 def heads_of(rows: Sequence[Row], base: str, role: str) -> Heads:

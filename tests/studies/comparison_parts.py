@@ -39,7 +39,7 @@ def make_world(folder):
         f"+measure.benchmarks.small={quoted(BENCHMARK)}",
         "measure.evaluate=['warm_up_tokens=4','timing.questions=1','trace.questions=0']", "measure.nodes=[8,16]",
         "measure.checked=1", "measure.loops.adaptive=['decoding.nodes=8']", "measure.loops.fixed=null",
-        "measure.again=[ctc]", "counted.nodes=8",
+        "measure.again=[ctc]", "ladder.again.ctc_ce=null", "counted.nodes=8",
     ]  # fmt: skip
 
 

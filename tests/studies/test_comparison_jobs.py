@@ -87,8 +87,8 @@ def test_those_always_taken_and_the_best_others_at_the_longest_budget_are_repeat
     jobs = all_jobs(config, rows)
     repeated = [job for job in jobs if isinstance(job, Training) and job.seed == 1]
     assert [(job.method, job.role) for job in repeated] == [
-        (name, "2x") for name in ("ctc", "ctc_ce", "hydra", "eagle")
-    ]
+        *((name, "2x") for name in ("ctc", "ctc_ce", "hydra", "eagle")), ("ctc_ce", "2x_again")
+    ]  # fmt: skip
     assert all(job.settled for job in jobs)
 
 
@@ -134,6 +134,8 @@ def test_cells_take_their_minutes_and_those_that_decide_get_more_seeds():
     higher = {job.method for job in cells if job.rate == 0.004}
     assert higher == {f"one_block-ctc-{one}" for one in corrections} | {"dflash-cross_entropy-gru"}
     assert {job.method for job in cells if job.seed == 1} == deciding
+    again = of_role(all_jobs(config, rows), "2x_again")
+    assert {(job.head, job.rate, job.steps) for job in again} == {(f"ctc_ce.2x_again.s{n}", 0.008, 60) for n in (0, 1)}
     again = of_role(all_jobs(config, rows), "crossed_again")
     assert sorted((job.method, job.rate, job.seed) for job in again) == [
         ("dflash-prefix_ctc-gru", 0.008, n) for n in (0, 1)

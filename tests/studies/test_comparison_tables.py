@@ -200,6 +200,16 @@ def test_heads_and_claims(store, rules, tmp_path):
     assert names == {"front-tiny.svg", "front-counted-tiny.svg", "budgets-tiny.svg"}
 
 
+def test_a_head_at_another_rate_is_compared_in_its_place(store, rules, tmp_path):
+    for seed in (0, 1):
+        store.append_row(training(f"medusa.2x_again.s{seed}", "medusa", "2x_again", seed, steps=200, rate=0.008))
+        report(store, f"gsm8k-replay-2x_again.s{seed}", {f"medusa.2x_again.s{seed}": 2.0})
+    rebuild({**rules, "trainings": [*store.rows()], "evaluations": [*store.measured()]}, store, tmp_path)
+    claims = pd.read_csv(tmp_path / "claims.csv")
+    claims = claims[claims.role.isin(["2x", "2x_again"]) & (claims.interval == SEEDS) & (claims.nodes == 16)]
+    assert claims.set_index("role").tau.to_dict() == pytest.approx({"2x": 0.9, "2x_again": 0.5})
+
+
 def test_a_cell_at_another_rate_is_compared_in_its_place(store, rules, tmp_path):
     levels = {"body": "deep", "objective": "ctc", "correction": "none"}
     for seed in (0, 1):
