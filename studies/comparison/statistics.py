@@ -109,7 +109,7 @@ def bootstrap(measured: Measured, more: Sequence[str], less: Sequence[str]) -> R
 
 
 def claims(rules: Mapping[str, Any], rows: Sequence[Row], measured: Sequence[Measured]) -> Iterator[Row]:
-    """Yield the claimed differences at every budget, then those of heads that have another learning rate, too, at it."""
+    """Yield the claimed differences at every budget, then those of heads with another learning rate in their place."""
     for at in measured:
         for role in dict.fromkeys(row["role"] for row in rows if row["role"].endswith("x")):
             heads, again = (heads_of(rows, at.place[0], each) for each in (role, role + AGAIN))
