@@ -112,7 +112,10 @@ class PublishedHead(ModelHubMixin):
             # safetensors refuses tensors that are not contiguous.
             tensors[name] = value.detach().to("cpu", dtype or value.dtype).contiguous()
         atomic_write(save_directory / WEIGHTS_FILE, lambda temporary: save_file(tensors, temporary))
-        (save_directory / CONFIG_FILE).write_text(json.dumps(self.config_values, indent=2) + "\n")
+        values = self.config_values
+        if self.nodes != ADAPTIVE:
+            values = {key: value for key, value in values.items() if key != "policy"} | {"nodes": self.nodes}
+        (save_directory / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n")
         (save_directory / CARD_FILE).write_text(self.card)
 
     @classmethod

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from accelerate.big_modeling import cpu_offload
 from tiny_models import random_base
 from torch import nn
 
-from ctcdraft.models.fingerprint import has_other_rotary, rotary_summary, weights_hash
+from ctcdraft.errors import InputError
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.fingerprint import has_other_rotary, has_other_sum, rotary_summary, weights_hash
+from ctcdraft.training.run_directory import refuse_other_base
 
 
 class WithScales(nn.Linear):
@@ -41,6 +46,26 @@ def test_the_hash_of_a_module_never_changes():
     assert layer.weight.is_meta
     assert weights_hash(both) == "0a9ab90d5d3160a8"
     assert weights_hash(nn.Linear(3, 2, device="meta")) == ""
+
+
+def test_a_change_of_any_weight_is_another_base():
+    """The hash is of 64 values per tensor; the sum is of all of them, in any order and on any device."""
+    base, other = random_base(), random_base()
+    row_D = other.lm.get_input_embeddings().weight.data[7]
+    row_D[1:] = 0.0
+    assert other.weights_hash == weights_hash(other.lm), "none of the values that are hashed"
+    changed = BaseLM(other.lm, None, "random")
+    assert changed.weights_hash == base.weights_hash
+    assert has_other_sum(base.fingerprint(), changed.fingerprint())
+    assert not has_other_sum(base.fingerprint(), random_base().fingerprint())
+    rounded = BaseLM(random_base().lm.to(torch.bfloat16), None, "random")
+    assert not has_other_sum(base.fingerprint(), rounded.fingerprint()), "the same checkpoint loaded as bfloat16"
+    half = BaseLM(random_base().lm.to(torch.float16), None, "random")
+    assert "weights_sum" not in half.fingerprint()
+    older = {key: value for key, value in base.fingerprint().items() if key != "weights_sum"}
+    assert not has_other_sum(older, changed.fingerprint())
+    with pytest.raises(InputError, match="weights_sum"):
+        refuse_other_base(base.fingerprint(), changed.fingerprint(), Path("head"))
 
 
 def test_other_rotary_frequencies_are_another_base():

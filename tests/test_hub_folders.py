@@ -115,6 +115,8 @@ def test_a_policy_of_an_evaluation_is_published_and_followed(home, tmp_path):  #
     assert torch.equal(model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate), plain)
     head.nodes = 3
     assert head.drafter_and_nodes() == (head.drafter, 3)
+    head.save_pretrained(tmp_path / "three" / "head")
+    assert loaded(tmp_path / "three")[1].nodes == 3
     _, without = loaded(home)
     without.nodes = "adaptive"
     with pytest.raises(InputError, match="without a policy for adaptive trees"):
@@ -124,7 +126,8 @@ def test_a_policy_of_an_evaluation_is_published_and_followed(home, tmp_path):  #
 @pytest.mark.parametrize(
     "change",
     [
-        {"rate": "fast"}, {"rate": 0}, {"model": [1.0]}, {"limit_time": [1.0, 1.0, float("nan")]}, {"costs": {}},
+        {"rate": "fast"}, {"rate": 0}, {"model": [1.0]},
+        {"model": [0, -1e308, 0, 0, 1e308, 0, 1.7e308]}, {"limit_time": [1.0, 1.0, float("nan")]}, {"costs": {}},
         {"costs": POLICY["costs"] | {"nodes": [4, 8, 16]}}, {"costs": POLICY["costs"] | {"draft": 1}},
     ],
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sequential_parts import saved_lm
@@ -13,6 +15,7 @@ from benchmarks.simulated.capture import capture
 from benchmarks.simulated.device import SETUP, UNSUPPORTED, active, count, device
 from benchmarks.simulated.rules import DeviceError
 from ctcdraft.decoding import loop, static_graphs
+from ctcdraft.decoding.lossy_acceptance import TypicalAcceptance
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_loop import StaticShapes
 from ctcdraft.decoding.verification import match
@@ -48,6 +51,30 @@ def test_every_drafter_decodes_as_on_the_cpu(worlds, name, temperature):
     assert found.tokens == expected.tokens
     assert [step.committed for step in found.passes] == [step.committed for step in expected.passes]
     assert report.totals()["launches"] > 0
+
+
+@pytest.mark.parametrize("name", ["ctc_gru", "eagle_dynamic"])
+@pytest.mark.parametrize("verify", [match, TypicalAcceptance(0.09, 0.3)], ids=["match", "typical"])
+def test_verification_waits_for_its_result_alone(worlds, name, verify, monkeypatch):
+    """Also where the shape of a step is that of its tree, and no step is captured."""
+    _, (base, cases) = worlds
+    waits = {"verify": [], "of": []}
+
+    def counted(key, function):
+        def run(*arguments):
+            with count() as report:
+                result = function(*arguments)
+            waits[key].append(report.synchronisations.total())
+            return result
+
+        return run
+
+    monkeypatch.setattr(loop.AcceptedPath, "of", counted("of", loop.AcceptedPath.of))
+    how = replace(settings(1.0), verify=counted("verify", verify), lossless=verify is match)
+    with active():
+        loop.generate(base, cases[name], PROMPT.to(device()), how, frozenset(), 1)
+    assert len(waits["of"]) > 3
+    assert {key: set(several) for key, several in waits.items()} == {"verify": {0}, "of": {1}}
 
 
 def test_an_item_in_the_loop_is_counted(worlds, monkeypatch):

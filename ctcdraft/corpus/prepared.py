@@ -28,7 +28,7 @@ from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import ALONE, Distributed, Shard
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.models.fingerprint import has_other_rotary
+from ctcdraft.models.fingerprint import has_other_rotary, has_other_sum
 
 SINGLE_SHARD = Shard(1, 1)
 BASE_KEYS = ("weights", "tokenizer", "chat_template")  # not the name: one base model can have two names
@@ -229,6 +229,7 @@ def past_responses(base: BaseLM, path: str | None) -> Iterator[np.ndarray]:
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:
     prepared_for = manifest["base"]
     differing = [key.replace("_", " ") for key in BASE_KEYS if prepared_for[key] != fingerprint[key]]
+    differing += ["sum of weights"] * has_other_sum(prepared_for, fingerprint)
     differing += ["rotary frequencies"] * has_other_rotary(prepared_for, fingerprint)
     if differing:
         raise InputError(

@@ -33,14 +33,14 @@ class LossyAcceptance:
         if noise is None:  # at temperature 0 verifiers are given the logits
             log_probs_NV = log_probs_NV.float().log_softmax(dim=-1)
         draft_log_probs_N = log_probs_NV[tree.parents_N, tree.tokens_N]
-        draft_log_probs_N[0] = 0.0
+        draft_log_probs_N[:1].zero_()  # of the root; an assignment would copy a number from the host
         accepted_N = self.accepts(log_probs_NV[tree.parents_N], draft_log_probs_N)
-        accepted_N[0] = True
+        accepted_N[:1].fill_(True)
         accepted_N = connected_to_root(tree, accepted_N)
         deepest_N = accepted_N & (tree.depths_N == (tree.depths_N * accepted_N).max())
         likelihood_N = draft_log_probs_N.masked_fill(~accepted_N, 0.0) @ tree.ancestors_NN.T.to(draft_log_probs_N.dtype)
-        last = likelihood_N.masked_fill(~deepest_N, -float("inf")).argmax()
-        return VerifyResult(path_to(tree, last.reshape(1)), tree.depths_N[last] + 1, bonus_N[last])
+        last = likelihood_N.masked_fill(~deepest_N, -float("inf")).argmax(dim=0, keepdim=True)
+        return VerifyResult(path_to(tree, last), tree.depths_N[last][0] + 1, bonus_N[last][0])
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def warp(logits_NV: Tensor, temperature: float, top_k: int = 0, top_p: float = 1
         sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)
         probs_NV = sorted_NV.softmax(dim=-1)
         outside_NV = probs_NV.cumsum(dim=-1) - probs_NV >= top_p  # the mass *before* the token already suffices
-        outside_NV[..., 0] = False  # however small top_p is
+        outside_NV[..., :1].fill_(False)  # however small top_p is
         scores_NV = scores_NV.masked_fill(outside_NV.gather(-1, order_NV.argsort(dim=-1)), -torch.inf)
     return scores_NV.log_softmax(dim=-1)
 

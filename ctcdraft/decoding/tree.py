@@ -191,11 +191,11 @@ class AcceptedPath:
             is_inner, depth = path[-1] in tree.host_parents, max(tree.host_depths)
             return cls(result.path_K[: len(path)], tokens, torch.tensor(tokens), is_inner, depth)
         path_tokens_K = tree.tokens_N[result.path_K.clamp(min=0)]
-        last = result.path_K[result.length - 1]
+        last = result.path_K.gather(0, (result.length - 1).reshape(1))  # path_K[length - 1] would wait for the device
         has_child = (tree.parents_N == last).any().to(path_tokens_K.dtype)
         # One transfer per step: each of its own would wait for the device.
         counts = torch.stack([result.length, result.bonus, has_child, tree.depths_N.max()])
         length, bonus, rejected, drafted, *path_tokens = torch.cat([counts, path_tokens_K]).tolist()
         tokens = (*path_tokens[1:length], bonus)
-        tokens_K = torch.tensor(tokens, device=path_tokens_K.device)
+        tokens_K = torch.cat([path_tokens_K[1:length], result.bonus.reshape(1)])
         return cls(result.path_K[:length], tokens, tokens_K, bool(rejected), drafted)

@@ -128,11 +128,12 @@ class Rejection:
 
         accepted_child_N = torch.where(index_N >= 0, samples_NK.gather(1, index_N.clamp(min=0)[:, None])[:, 0], -1)
         accepted_alone_N = accepted_child_N[tree.parents_N] == torch.arange(len(tree), device=index_N.device)
-        accepted_alone_N[0] = True
-        last = (tree.depths_N * connected_to_root(tree, accepted_alone_N)).argmax()
-        gumbel_V = noise.gumbel(positions_N[last][None], log_probs_NV.shape[-1])[0]
-        bonus = (residual_NV[last].log() + gumbel_V).argmax()
-        return VerifyResult(path_to(tree, last.reshape(1)), tree.depths_N[last] + 1, bonus)
+        accepted_alone_N[:1].fill_(True)
+        # Not accepted_alone_N[0] = True, nor an index without dimensions: they would wait for the device.
+        last = (tree.depths_N * connected_to_root(tree, accepted_alone_N)).argmax(dim=0, keepdim=True)
+        gumbel_1V = noise.gumbel(positions_N[last], log_probs_NV.shape[-1])
+        bonus = (residual_NV[last].log() + gumbel_1V).argmax()
+        return VerifyResult(path_to(tree, last), tree.depths_N[last][0] + 1, bonus)
 
 
 def sampling_order(tree: TokenTree) -> Tensor:

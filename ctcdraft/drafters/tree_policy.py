@@ -24,6 +24,7 @@ from ctcdraft.drafters.acceptance import AcceptanceModel, TreeNodes
 from ctcdraft.errors import InputError, check_float, check_int, first_line
 
 MAX_NODES = 4096  # of trees that a file asks for: the cache has a row for each
+MAX_WEIGHT = 1e3  # of an acceptance model: beyond, probabilities are 0 or 1, and far beyond not a number
 LEAST_GAIN = 0.05  # of speed, about the error of calibrations: a drafter that is expected to gain less never drafts
 
 
@@ -136,7 +137,9 @@ class AdaptivePolicy:
         """Return the policy of a file; raise InputError where it is damaged."""
         try:
             costs = StepCosts.from_json(values["costs"])
-            model = AcceptanceModel(finite_numbers(values["model"], len(AcceptanceModel().weights)))
+            model = AcceptanceModel(
+                finite_numbers(values["model"], len(AcceptanceModel().weights), least=-MAX_WEIGHT, most=MAX_WEIGHT)
+            )
             tokens = finite_numbers(values["limit_tokens"], len(costs.nodes), least=1)
             time = finite_numbers(values["limit_time"], len(costs.nodes), above=0)
             return cls(costs, model, tokens, time, check_float(values["rate"], "rate", above=0))

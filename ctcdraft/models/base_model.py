@@ -23,7 +23,7 @@ from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
 from ctcdraft.models.compatibility import checked_context_length, refuse_unsupported_config
 from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
-from ctcdraft.models.fingerprint import base_fingerprint, rotary_summary, weights_hash
+from ctcdraft.models.fingerprint import base_fingerprint, rotary_summary, weights_identity
 from ctcdraft.models.fused_layers import FusedLayers, fused_layers, read_padded_text, read_static_tree
 from ctcdraft.nn.masks import SlidingWindow, mask_values, packed_causal_mask
 from ctcdraft.nn.tree_attention import use_tree_attention
@@ -77,7 +77,7 @@ class BaseLM(nn.Module):
         self.context_length = checked_context_length(context_length, lm.config, name)
         self.window = SlidingWindow.of(lm.config, self.context_length)
         self.stop_token_ids = eos_token_ids(lm, tokenizer)
-        self.weights_hash, self.rotary = weights_hash(lm), rotary_summary(lm)
+        (self.weights_hash, self.weights_sum), self.rotary = weights_identity(lm), rotary_summary(lm)
         if chat_template is not None and tokenizer is not None:
             tokenizer.chat_template = chat_template
 

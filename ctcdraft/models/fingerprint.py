@@ -13,6 +13,7 @@ from ctcdraft.models.deepspeed import gather_copy, is_sharded
 from ctcdraft.models.device_map import materialized
 
 ROTARY_TOLERANCE = 0.02
+SUMMED = 2**24  # values of a tensor that are rounded at a time
 
 
 def base_fingerprint(base: Any) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def base_fingerprint(base: Any) -> dict[str, Any]:
         "base": base.name,
         "revision": base.revision,
         "weights": base.weights_hash,
+        **({"weights_sum": base.weights_sum} if base.weights_sum else {}),
         **({"quantised": base.quantization} if base.quantization else {}),
         "width": base.width,
         "vocabulary": base.vocabulary,
@@ -57,19 +59,37 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 def weights_hash(lm: nn.Module, samples: int = 64) -> str:
     """Return a hash of up to `samples` evenly spaced values of every tensor; "" on the meta device."""
-    digest = hashlib.sha256()
+    return weights_identity(lm, samples)[0]
+
+
+def weights_identity(lm: nn.Module, samples: int = 64) -> tuple[str, str]:
+    """Return the hash of `weights_hash`, and the sum of the bits of all values, in which a change of any one shows.
+
+    Both are "" on the meta device, the sum in float16, too, which does not hold all values of a bfloat16 checkpoint.
+    """
+    digest, total = hashlib.sha256(), 0
     owners = dict(lm.named_modules(remove_duplicate=False))
+    half = False
     for name, tensor in sorted(lm.state_dict().items()):
         module_name, _, tensor_name = name.rpartition(".")
         # Quantised layers write entries (`weight.absmax`) below a name that is no module, so the owner may be None.
         for part in storage_tensors(materialized_tensor(owners.get(module_name), tensor_name, tensor)):
             if part.is_meta:
-                return ""
-            stride = max(1, part.numel() // samples)
+                return "", ""
+            stride, values = max(1, part.numel() // samples), part.reshape(-1)
             # Rounded to bfloat16, one checkpoint has one hash whether it was loaded as float32 or as bfloat16.
-            values = part.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
-            digest.update(name.encode() + values.numpy().tobytes())
-    return digest.hexdigest()[:16]
+            sampled = values[::stride][:samples].to(torch.bfloat16).float().cpu()
+            digest.update(name.encode() + sampled.numpy().tobytes())
+            half = half or part.dtype == torch.float16
+            # Of integers, so that it depends neither on the device nor on an order.
+            bits = (some.to(torch.bfloat16).view(torch.int16) for some in values.split(SUMMED))
+            total += sum(int(some.sum(dtype=torch.int64)) for some in bits)
+    return digest.hexdigest()[:16], "" if half else f"{total % 2**64:016x}"
+
+
+def has_other_sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two fingerprints have different sums of weights; those of older versions have none."""
+    return "weights_sum" in one and "weights_sum" in other and one["weights_sum"] != other["weights_sum"]
 
 
 def rotary_summary(lm: nn.Module) -> list[list[float]]:

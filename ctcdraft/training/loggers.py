@@ -79,8 +79,18 @@ class TensorBoardLogger:
     def __init__(self, directory: Path, name: str, config: dict[str, Any], group: str | None = None) -> None:
         self._directory, self._config = str(directory), f"```\n{json.dumps(config, indent=2)}\n```"
         self._writer: Any = None
+        self._failed = False  # events of a writer that failed once cannot be read after that place
 
     def log(self, step: int, metrics: dict[str, Any]) -> None:
+        if self._failed:
+            return
+        try:
+            self._write(step, metrics)
+        except OSError as error:
+            self._failed = True
+            print(f"step {step}: TensorBoard events end here ({first_line(error)}); metrics.jsonl has all steps")
+
+    def _write(self, step: int, metrics: dict[str, Any]) -> None:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -93,7 +103,8 @@ class TensorBoardLogger:
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError):
+                self._writer.close()
 
 
 class WandbLogger:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.io import atomic_write, refuse_existing_run, refuse_missing_run, write_text
-from ctcdraft.models.fingerprint import has_other_rotary, was_quantized_since
+from ctcdraft.models.fingerprint import has_other_rotary, has_other_sum, was_quantized_since
 from ctcdraft.training.loggers import WANDB_FILE
 
 LOCK_FILE = "run.lock"
@@ -60,10 +60,11 @@ class RunDirectory:
         if self.config.exists():
             if not (overwrite and self.fingerprint.exists()):
                 refuse_existing_run(self.path)
-            # Only the files of a run: the directory may hold others.
-            own = [self.config, self.head, *self.resume_files, self.metrics, self.fingerprint, self.command]
-            own += [self.path / WANDB_FILE, *self.adapter.glob("adapter_*"), *self.path.glob("events.out.tfevents*")]
-            for file in own:
+            # Only the files of a run: the directory may hold others. Config and fingerprint last, or a killed start
+            # would leave states from which another run resumes.
+            own = [*self.resume_files, self.head, self.metrics, self.command, self.path / WANDB_FILE]
+            own += [*self.adapter.glob("adapter_*"), *self.path.glob("events.out.tfevents*")]
+            for file in (*own, self.config, self.fingerprint):
                 file.unlink(missing_ok=True)
         write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")
         write_text(self.config, config)  # last: config.yaml marks the directory as a run
@@ -155,6 +156,7 @@ def refuse_other_base(
 ) -> None:
     """Raise InputError if the head at `source` was trained for another base model than the one that is loaded."""
     differing = [key for key in must_agree if trained_for.get(key) != loaded.get(key)]
+    differing += ["weights_sum"] * has_other_sum(trained_for, loaded)
     differing += ["rotary_frequencies"] * has_other_rotary(trained_for, loaded)
     if differing == ["adapter"]:
         trained = "together with a LoRA of its base" if "adapter" in trained_for else "for the unchanged base"
@@ -170,7 +172,7 @@ def refuse_other_base(
             f"aux_layers={theirs}"
         )
     # The same base, quantised, is accepted: draft tokens are verified anyway, and the report names the quantisation.
-    if differing and not (differing == ["weights"] and was_quantized_since(trained_for, loaded)):
+    if differing and not ({*differing} <= {"weights", "weights_sum"} and was_quantized_since(trained_for, loaded)):
         apart = "; ".join(f"{key} {trained_for.get(key)} there, {loaded.get(key)} here" for key in differing)
         theirs, name = trained_for.get("base"), loaded.get("base")
         here = f"base {name}" if theirs != name else "another base of that name"

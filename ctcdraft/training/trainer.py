@@ -106,7 +106,13 @@ class Trainer:
                 metrics |= timer.metrics(self.tokens)
                 last = self.step == steps
                 if self.step % self.settings.probe_every == 0 or last:
-                    metrics |= self.validate()
+                    try:
+                        metrics |= self.validate()
+                    except Exception:
+                        # Not the last step, which a resumed run has to validate; and one process alone cannot save.
+                        if not last and self.distributed.world_size == 1:
+                            self.try_write(self.save)
+                        raise
                     if self.distributed.is_main:
                         tqdm.write(f"step {self.step:>6}   loss {metrics['loss']:.3f}   tau {metrics['tau']:.3f}")
                 for logger in loggers:
@@ -172,6 +178,7 @@ class Trainer:
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= self.settings.max_nonfinite_steps:
+            self.save()  # skipped steps have not changed the weights
             raise InputError(
                 f"the gradient norm of step {self.step + 1} is {norm} (loss {float(losses[0].value.detach()):.4g}), "
                 f"after {self.skipped_in_a_row - 1} other skipped steps in a row (trainer.max_nonfinite_steps="

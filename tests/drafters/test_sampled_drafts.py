@@ -124,6 +124,25 @@ def test_adaptive_sizes_keep_the_bases_distribution(base, verify, chains):
     assert len({step.nodes for answer in answers for step in answer.passes}) > 2
 
 
+class SizedByTheDraft(AdaptiveDrafter):
+    """Drops a draft whose first token is the most probable one: the size then depends on what is being drafted."""
+
+    def draft(self, context, memory, rng):
+        tree, memory = super().draft(context, memory, rng)
+        dropped = len(tree) > 1 and int(tree.tokens_N[1]) == int(tree.draft_probs_NV[0].argmax())
+        return (TokenTree.only_root(context.root) if dropped else tree), memory
+
+
+@pytest.mark.slow
+def test_adaptive_sizes_keep_the_distribution_with_many_samples_and_others_do_not(base):
+    exact = exact_distribution(base, 4)
+
+    def p_of(kind):
+        return p_value(texts(base, kind(SampledFrames(1), SCRIPTED), Rejection(multi_round), 3000, length=4), exact)
+
+    assert p_of(AdaptiveDrafter) > MIN_P_VALUE > p_of(SizedByTheDraft)
+
+
 def test_the_chi_square_test_rejects_an_argmax_declared_as_sampled(base, exact):
     assert p_value(texts(base, ArgmaxAsSampled(1), Rejection(multi_round), 400), exact) < MIN_P_VALUE
 

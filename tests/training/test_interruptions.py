@@ -218,6 +218,36 @@ def test_too_many_skipped_steps_stop_the_run(base, tmp_path):
     assert RunDirectory(tmp_path).load_state()["step"] == 5
 
 
+def test_a_run_that_non_finite_gradients_stop_keeps_its_weights(base, tmp_path):
+    run, weights = RunDirectory(tmp_path), []
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = make_trainer(run, base, STEPS, objective=Sometimes(*range(8, 100)), checkpoint_every=1000)
+
+    class Keep(JsonlLogger):
+        def log(self, step, metrics):
+            weights.append({name: value.clone() for name, value in one.drafter.trainable_state_dict().items()})
+
+    with pytest.raises(InputError, match="the weights before these steps are in"):
+        one.fit([Keep(run.metrics, 0)])
+    saved = run.load_state()["head"]
+    assert all(torch.equal(value, saved[name]) for name, value in weights[6].items())
+    assert run.head.is_file()
+
+
+def test_a_validation_that_fails_keeps_the_steps_before_it(base, whole, tmp_path, monkeypatch):
+    def fail(validation, drafter):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ctcdraft.training.trainer.DecodingValidation.metrics", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            trained(base, tmp_path, checkpoint_every=1000)
+    assert RunDirectory(tmp_path).last_step == 6
+    resumed = trained(base, tmp_path, checkpoint_every=1000)
+    for name, value in whole.drafter.trainable_state_dict().items():
+        assert torch.equal(value, resumed.drafter.trainable_state_dict()[name])
+
+
 def test_accumulated_batches_are_one_step_along_the_mean_of_all_their_windows(base, tmp_path):
     seen = []
     one = make_trainer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 
@@ -45,6 +46,24 @@ def test_tensorboard_has_every_metric(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 2.5), (2, 1.5)]
     assert [event.value for event in events.Scalars("tau")] == [1.25]
     assert "gradient_norm" not in events.Tags()["scalars"]
+
+
+def test_a_full_disk_ends_the_events_and_not_the_run(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tensorboard")
+    logger = TensorBoardLogger(tmp_path, "run", {})
+    logger.log(1, {"loss": 2.5})
+
+    def refuse(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(logger._writer, "add_scalar", refuse)
+    monkeypatch.setattr(logger._writer, "close", refuse)
+    for step in (2, 3):
+        logger.log(step, {"loss": 1.5})
+    logger.close()
+    printed = capsys.readouterr().out
+    assert printed.count("TensorBoard events end here") == 1
+    assert printed.startswith("step 2: ")
 
 
 def test_a_resumed_run_replaces_steps_after_its_checkpoint(tmp_path):

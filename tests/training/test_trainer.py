@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from time import perf_counter, sleep
 
 import pytest
@@ -176,6 +177,30 @@ def test_overwriting_starts_afresh(base, tmp_path):
     run.create("new: 1\n", {}, overwrite=True)
     assert not run.head.exists()
     assert run.config.read_text() == "new: 1\n"
+
+
+def test_a_killed_overwrite_leaves_nothing_to_resume_from(base, tmp_path, monkeypatch):
+    """Killed before each of its files in turn: the next start overwrites, and a resumed run has no state of the old."""
+    for kill in range(7):
+        run = begun(tmp_path / str(kill), base)
+        for file in (run.head, run.metrics, run.command, run.path / "resume-000000040.pt"):
+            file.write_text("old")
+        real, left = Path.unlink, [kill]
+
+        def unlink(self, missing_ok=False, real=real, left=left):
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            real(self, missing_ok=missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", unlink)
+            with pytest.raises(KeyboardInterrupt):
+                run.create("new: 1\n", {}, overwrite=True)
+        assert run.config.exists() or not run.resume_files
+        run.create("new: 1\n", {}, overwrite=True)
+        assert not run.resume_files
+        assert not run.head.exists()
 
 
 def test_clipping_by_value_bounds_every_entry(base, tmp_path):
