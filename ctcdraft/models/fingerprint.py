@@ -88,8 +88,9 @@ def weights_identity(lm: nn.Module, samples: int = 64) -> tuple[str, str]:
 
 
 def has_other_sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two fingerprints have different sums of weights; those of older versions have none."""
-    return "weights_sum" in one and "weights_sum" in other and one["weights_sum"] != other["weights_sum"]
+    """Return whether the sums of weights differ where their hashes are equal; older fingerprints have no sums."""
+    sums = {of["weights_sum"] for of in (one, other) if "weights_sum" in of}
+    return one.get("weights") == other.get("weights") and len(sums) > 1
 
 
 def rotary_summary(lm: nn.Module) -> list[list[float]]:

@@ -172,7 +172,7 @@ def refuse_other_base(
             f"aux_layers={theirs}"
         )
     # The same base, quantised, is accepted: draft tokens are verified anyway, and the report names the quantisation.
-    if differing and not ({*differing} <= {"weights", "weights_sum"} and was_quantized_since(trained_for, loaded)):
+    if differing and not (differing == ["weights"] and was_quantized_since(trained_for, loaded)):
         apart = "; ".join(f"{key} {trained_for.get(key)} there, {loaded.get(key)} here" for key in differing)
         theirs, name = trained_for.get("base"), loaded.get("base")
         here = f"base {name}" if theirs != name else "another base of that name"
