@@ -63,7 +63,7 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
 
 
 def weights_identity(lm: nn.Module, samples: int = 64) -> tuple[str, str]:
-    """Return the hash of `weights_hash`, and the sum of the bits of all values, in which a change of any one shows.
+    """Return the hash of `weights_hash`, and the sum of the bits of all values, rounded to bfloat16, in any order.
 
     Both are "" on the meta device, the sum in float16, too, which does not hold all values of a bfloat16 checkpoint.
     """

@@ -111,7 +111,8 @@ class Trainer:
                     except Exception:
                         # Not the last step, which a resumed run has to validate; and one process alone cannot save.
                         if not last and self.distributed.world_size == 1:
-                            self.try_write(self.save)
+                            with contextlib.suppress(InputError):  # a full disk: the validation's error is raised
+                                self.save()
                         raise
                     if self.distributed.is_main:
                         tqdm.write(f"step {self.step:>6}   loss {metrics['loss']:.3f}   tau {metrics['tau']:.3f}")
@@ -178,12 +179,15 @@ class Trainer:
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= self.settings.max_nonfinite_steps:
-            self.save()  # skipped steps have not changed the weights
+            kept = f"the weights before these steps are in {self.run.path}"
+            try:
+                self.save()  # skipped steps have not changed the weights
+            except InputError as failed:
+                kept = f"the weights before these steps are lost: {failed}"
             raise InputError(
                 f"the gradient norm of step {self.step + 1} is {norm} (loss {float(losses[0].value.detach()):.4g}), "
                 f"after {self.skipped_in_a_row - 1} other skipped steps in a row (trainer.max_nonfinite_steps="
-                f"{self.settings.max_nonfinite_steps}); start again with a lower trainer.learning_rate, the weights "
-                f"before these steps are in {self.run.path}"
+                f"{self.settings.max_nonfinite_steps}); start again with a lower trainer.learning_rate, {kept}"
             )
 
     def validate(self) -> dict[str, Any]:
