@@ -111,9 +111,10 @@ def ladder_trainings(config: Comparison, rows: Rows) -> Iterator[Training]:
         jobs = [at_budget(job, config.ladder.repeated) for job in chosen if job.method in repeated]
         yield from (replace(job, seed=each) for job in jobs)
     for name, rate in config.ladder.again.items():
-        job = at_budget(replace(best[name], rate=rate), config.ladder.repeated)
-        job = replace(job, role=job.role + AGAIN)
-        yield from (replace(job, seed=each) for each in (*config.seeds, *config.claim_seeds))
+        for budget in config.ladder.budgets:
+            job = at_budget(replace(best[name], rate=rate), budget)
+            seeds = (*config.seeds, *config.claim_seeds) if budget == config.ladder.repeated else (seed,)
+            yield from (replace(job, role=job.role + AGAIN, seed=each) for each in seeds)
     for base in [*config.bases][1:]:
         for job in chosen:
             timing = replace(job, base=base, role=TIMING, steps=config.pace, minutes=None)

@@ -136,6 +136,8 @@ def test_cells_take_their_minutes_and_those_that_decide_get_more_seeds():
     assert {job.method for job in cells if job.seed == 1} == deciding
     again = of_role(all_jobs(config, rows), "2x_again")
     assert {(job.head, job.rate, job.steps) for job in again} == {(f"ctc_ce.2x_again.s{n}", 0.008, 60) for n in (0, 1)}
+    again = of_role(all_jobs(config, rows), "4x_again")
+    assert [(job.head, job.rate, job.steps) for job in again] == [("ctc_ce.4x_again.s0", 0.008, 120)], "the first seed"
     again = of_role(all_jobs(config, rows), "crossed_again")
     assert sorted((job.method, job.rate, job.seed) for job in again) == [
         ("dflash-prefix_ctc-gru", 0.008, n) for n in (0, 1)
