@@ -218,8 +218,9 @@ def test_the_plan_adds_up_what_is_missing(config, tmp_path):
     assert "0.02 h  tiny/eagle.1x-0.004.s0, 100 steps at 0.004\n" in text
     assert "0.07 h  tiny/ctc.4x.s0, 400 steps at 0.002\n" in text
     assert "0.03 h  tiny/ctc.2x.s1, 200 steps at 0.002 (provisional)" in text
-    # One trial; five heads at 2x and 4x, four of them at 2x with another seed: 1 + 5 x 6 + 4 x 2 minutes.
-    assert "0.7 processor hours" in text.splitlines()[-1]
+    # One trial; five heads at 2x and 4x, four of them at 2x with another seed, ctc_ce at another rate
+    # with two seeds at 2x and one at 4x: 1 + 5 x 6 + 4 x 2 + 2 x 2 + 4 minutes.
+    assert "0.8 processor hours" in text.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
