@@ -143,24 +143,25 @@ def doublings(rows: Sequence[Row], measured: Sequence[Measured]) -> Iterator[Row
     for at in measured:
         budgets = {int(row["role"][:-1]) for row in rows if row["role"].endswith("x")} if at.place[1] == REPLAY else ()
         for budget in sorted(budgets):
-            once, twice = (heads_of(rows, at.place[0], f"{number}x") for number in (budget, 2 * budget))
-            for method in (method for method in once if method in twice):
-                names = names_of(twice[method])[:1], names_of(once[method])[:1]
-                if (found := difference(at, *names)) is not None:
-                    share = {"gain_high": found["tau_high"] / at.tau(names[1][0])}
-                    labels = {"role": f"{budget}x to {2 * budget}x", "more": method, "less": method}
-                    yield labels | found | share
+            for rate in ("", AGAIN):
+                roles = f"{budget}x{rate}", f"{2 * budget}x{rate}"
+                once, twice = (heads_of(rows, at.place[0], role) for role in roles)
+                for method in (method for method in once if method in twice):
+                    names = names_of(twice[method])[:1], names_of(once[method])[:1]
+                    if (found := difference(at, *names)) is not None:
+                        share = {"gain_high": found["tau_high"] / at.tau(names[1][0])}
+                        yield {"role": " to ".join(roles), "more": method, "less": method} | found | share
 
 
-def converged(share: float, doubled: Sequence[Row]) -> dict[tuple[str, str], str]:
-    """Return by base and method the budget beyond which a head gains less than the share of tau.
+def converged(share: float, doubled: Sequence[Row]) -> dict[tuple[str, str, bool], str]:
+    """Return the budget beyond which a head gains less than the share of tau, by base, method, and if at another rate.
 
     2x    from 2x to 4x all intervals of all benchmarks and tree sizes end below the share
     fell  all end below zero          not converged   all else
     """
-    last: dict[tuple[str, str], dict[int, list[float]]] = {}
+    last: dict[tuple[str, str, bool], dict[int, list[float]]] = {}
     for row in doubled:
-        highs = last.setdefault((row["base"], row["more"]), {})
+        highs = last.setdefault((row["base"], row["more"], row["role"].endswith(AGAIN)), {})
         highs.setdefault(int(row["role"].partition("x")[0]), []).append(row["gain_high"])
     found = {}
     for head, highs in last.items():

@@ -97,7 +97,7 @@ def head_rows(
     rules: Mapping[str, Any],
     rows: Sequence[Row],
     costs: Mapping[str, Any],
-    ends: Mapping[tuple[str, str], str],
+    ends: Mapping[tuple[str, str, bool], str],
 ) -> Iterator[Row]:
     """Yield a line per row of an evaluation's report that passed the checks; `ends` has where heads converged."""
     base = one["evaluation"].partition("/")[0]
@@ -115,7 +115,8 @@ def head_rows(
         if option and line.get("role") not in CELLS:
             line["method"] += f"@{option}"  # its draft may cost more or less, so nothing is known of it by that name
         if "parameters" in line:
-            line["converged"] = "-" if line["role"] in CELLS else ends.get((base, line["method"]), "-")
+            key = base, line["method"], line["role"].endswith(AGAIN)
+            line["converged"] = "-" if line["role"] in CELLS else ends.get(key, "-")
         line |= counted_columns(rules, cost_of(costs, line), line)
         if one["kind"] != REPLAY and one.get("processor_seconds"):
             line["wall_per_processor"] = one["seconds"] / one["processor_seconds"]

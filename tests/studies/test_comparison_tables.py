@@ -204,10 +204,17 @@ def test_a_head_at_another_rate_is_compared_in_its_place(store, rules, tmp_path)
     for seed in (0, 1):
         store.append_row(training(f"medusa.2x_again.s{seed}", "medusa", "2x_again", seed, steps=200, rate=0.008))
         report(store, f"gsm8k-replay-2x_again.s{seed}", {f"medusa.2x_again.s{seed}": 2.0})
+    store.append_row(training("medusa.4x_again.s0", "medusa", "4x_again", steps=400, rate=0.008))
+    report(store, "gsm8k-replay-4x_again.s0", {"medusa.4x_again.s0": 2.0})
     rebuild({**rules, "trainings": [*store.rows()], "evaluations": [*store.measured()]}, store, tmp_path)
     claims = pd.read_csv(tmp_path / "claims.csv")
     claims = claims[claims.role.isin(["2x", "2x_again"]) & (claims.interval == SEEDS) & (claims.nodes == 16)]
     assert claims.set_index("role").tau.to_dict() == pytest.approx({"2x": 0.9, "2x_again": 0.5})
+    heads = pd.read_csv(tmp_path / "heads.csv")
+    ends = heads[(heads.method == "medusa") & (heads.measure == "replay")].groupby("role").converged.unique()
+    assert {role: [*found] for role, found in ends.items()} == {
+        **dict.fromkeys(("2x", "4x"), ["not converged"]), **dict.fromkeys(("2x_again", "4x_again"), ["2x"])
+    }  # fmt: skip
 
 
 def test_a_cell_at_another_rate_is_compared_in_its_place(store, rules, tmp_path):
