@@ -205,7 +205,7 @@ def test_converged_where_doubling_adds_less_than_the_share_on_every_benchmark():
     assert of(-0.001, 0.01) == "2x"
     assert of(-0.001, -0.05) == "fell"
     found = converged(0.02, rows(0.5, role="1x to 2x") + rows(0.01) + rows(0.9, method="eagle"))
-    assert found == {("tiny", "ctc", False): "2x", ("tiny", "eagle", False): "not converged"}, "the last doubling counts"
+    assert found == {("tiny", "ctc", False): "2x", ("tiny", "eagle", False): "not converged"}, "the last one counts"
     found = converged(0.02, rows(0.9) + rows(0.01, role="2x_again to 4x_again"))
     assert found == {("tiny", "ctc", False): "not converged", ("tiny", "ctc", True): "2x"}, "at the other rate"
 
