@@ -154,7 +154,7 @@ def doublings(rows: Sequence[Row], measured: Sequence[Measured]) -> Iterator[Row
 
 
 def converged(share: float, doubled: Sequence[Row]) -> dict[tuple[str, str, bool], str]:
-    """Return the budget beyond which a head gains less than the share of tau, by base, method, and if at another rate.
+    """Return by base, method and whether at another rate the budget beyond which a head gains less than the share.
 
     2x    from 2x to 4x all intervals of all benchmarks and tree sizes end below the share
     fell  all end below zero          not converged   all else

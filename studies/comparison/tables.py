@@ -115,8 +115,8 @@ def head_rows(
         if option and line.get("role") not in CELLS:
             line["method"] += f"@{option}"  # its draft may cost more or less, so nothing is known of it by that name
         if "parameters" in line:
-            key = base, line["method"], line["role"].endswith(AGAIN)
-            line["converged"] = "-" if line["role"] in CELLS else ends.get(key, "-")
+            head_key = base, line["method"], line["role"].endswith(AGAIN)
+            line["converged"] = "-" if line["role"] in CELLS else ends.get(head_key, "-")
         line |= counted_columns(rules, cost_of(costs, line), line)
         if one["kind"] != REPLAY and one.get("processor_seconds"):
             line["wall_per_processor"] = one["seconds"] / one["processor_seconds"]
