@@ -3,8 +3,7 @@
     head = PublishedHead.from_pretrained(FOLDER_OR_HUB_ID, model=model, tokenizer=tokenizer)
     ids = model.generate(**inputs, custom_generate=head.generate)
 
-A published head is config.json (the drafter's config and the fingerprint of its base), model.safetensors and a model
-card.
+A published head is config.json (the drafter's config and its base's fingerprint), model.safetensors and a model card.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ class PublishedHead(ModelHubMixin):
             "nodes": config["decoding"]["nodes"],
             "fingerprint": json.loads(directory.fingerprint.read_text()),
         }
-        policy = newest_policy(directory, config["drafter"]["name"])
-        config_values |= {} if policy is None else {"policy": policy}
+        if (policy := newest_policy(directory, config["drafter"]["name"])) is not None:
+            config_values["policy"] = policy
         card = model_card(directory.path, config, config_values["fingerprint"], drafter)
         head = cls(drafter, base, config_values, card)
         head.dtype = dtype
@@ -136,9 +135,7 @@ class PublishedHead(ModelHubMixin):
         place = str(pretrained_model_name_or_path)
         if looks_like_folder(place) and not Path(place).is_dir():
             raise InputError(f"no head at {place}: there is no such folder")
-        if Path(
-            place
-        ).is_dir():  # huggingface_hub reads config.json before _from_pretrained, and expects it to be sound
+        if Path(place).is_dir():  # before huggingface_hub reads config.json, which it expects to be sound
             read_head_config(Path(place), options["trust"])
         try:
             return super().from_pretrained(pretrained_model_name_or_path, **options)

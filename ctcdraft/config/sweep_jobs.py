@@ -30,6 +30,7 @@ from ctcdraft.devices import keep_device
 from ctcdraft.distributed import from_environment
 from ctcdraft.errors import first_line
 from ctcdraft.progress import RemainingTime
+from ctcdraft.training.run_lock import InUseError
 from ctcdraft.training.sweep import (
     LOCATION_KEYS,
     describe_unfinished,
@@ -144,8 +145,6 @@ def track_job(
         if logged_bytes(run) != logged_before:  # a run that was complete already takes no time
             seconds = clock() - start
     except Exception as error:
-        from ctcdraft.training.run_directory import InUseError  # imports torch
-
         if not isinstance(error, InUseError) and not holds_other_run(run, config):
             reason = sentence_of(error) or f"{type(error).__name__}: {first_line(error)}"
             write_failure(run.path, flat_values(config), reason)

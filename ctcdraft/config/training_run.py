@@ -26,7 +26,8 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.renamed import current
 from ctcdraft.training.deepspeed import DeepSpeedEngine
 from ctcdraft.training.loggers import JsonlLogger, Logger, refuse_absent, refuse_missing_key
-from ctcdraft.training.run_directory import RunDirectory, run_lock
+from ctcdraft.training.run_directory import RunDirectory
+from ctcdraft.training.run_lock import run_lock
 from ctcdraft.training.sweep import read_job
 from ctcdraft.training.trainer import Trainer
 

@@ -1,4 +1,4 @@
-"""Run directory: config, draft head, metrics, the states to resume from, and the lock of the process that trains in it.
+"""Run directory: config, draft head, metrics, and the states to resume from.
 
 Every file is written whole or not at all, so a run that is killed at any moment can be resumed and evaluated.
 """
@@ -9,14 +9,11 @@ import contextlib
 import hashlib
 import io
 import json
-import os
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -27,7 +24,6 @@ from ctcdraft.io import atomic_write, refuse_existing_run, refuse_missing_run, w
 from ctcdraft.models.fingerprint import has_other_rotary, has_other_sum, was_quantized_since
 from ctcdraft.training.loggers import WANDB_FILE
 
-LOCK_FILE = "run.lock"
 CHECKSUM_BYTES = 16
 Fingerprint = dict[str, Any]  # of a base model; that of a run holds the hash of its corpus too
 MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template", "adapter")
@@ -212,47 +208,3 @@ def load_trainable_state(drafter: DraftHead, tensors: dict[str, Tensor], source:
         for name, value in own.items():
             value.copy_(tensors[name])
     drafter.after_load()
-
-
-class InUseError(InputError):
-    """A run directory that another process is training in."""
-
-
-@contextlib.contextmanager
-def run_lock(directory: Path) -> Iterator[None]:
-    """Hold the lock on a directory, created if absent; raise InUseError if another process holds it.
-
-    The lock is the operating system's. It ends with the process that holds it, however that process ends, so a killed
-    run can be resumed at once.
-    """
-    file, created = directory / LOCK_FILE, not directory.exists()
-    lock = FileLock(file)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        sentence = f"{directory} is being trained by {describe_lock_holder(file)}"
-        raise InUseError(f"{sentence}; wait until it ends or stop it, or choose another run=") from None
-    except OSError as error:
-        raise InputError(f"cannot lock {file} ({error.strerror or error}); choose another place with run=") from error
-    native = isinstance(lock, FileLock)  # else the disk has no flock, and the file is filelock's own marker
-    try:
-        if native:
-            with contextlib.suppress(OSError):  # on a full disk the message of a second process names no pid
-                file.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            if native:
-                file.unlink()  # while locked: a process that has opened it meanwhile sees that it is unlinked
-            if created:
-                directory.rmdir()  # fails unless it is empty, which it is where the run was refused before it began
-        lock.release()
-
-
-def describe_lock_holder(file: Path) -> str:
-    try:
-        owner = json.loads(file.read_text())
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"

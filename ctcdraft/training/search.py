@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from ctcdraft.devices import VISIBLE, end_with_parent, leased_device, visible_devices
 from ctcdraft.errors import InputError
 from ctcdraft.progress import RemainingTime
+from ctcdraft.training.run_lock import LOCK_FILE
 from ctcdraft.training.sweep import forget_failure, read_metrics, write_failure, write_table
 from ctcdraft.training.trials import SearchSpace, TrialRegistry, choose_values
 
@@ -159,8 +160,6 @@ class TrialRunner:
 
 def wait_for_end(folder: Path) -> None:
     """Wait for a process that an earlier, killed search has left training in this folder, so that it is continued."""
-    from ctcdraft.training.run_directory import LOCK_FILE  # imports torch
-
     if (folder / LOCK_FILE).exists():
         with FileLock(folder / LOCK_FILE):
             pass

@@ -142,7 +142,8 @@ class Trainer:
         losses: list[Loss] = []
         learning_rate, self.tokens, of_step = self.engine.learning_rate, 0, self.settings.gradient_accumulation_steps
         numbers = range(self.step * of_step, (self.step + 1) * of_step)
-        kept, counts = self.count_first(numbers) if self.objective_has_several_counts and of_step > 1 else ({}, None)
+        several = of_step > 1 and getattr(self.objective, "several_counts", False)
+        kept, counts = self.count_first(numbers) if several else ({}, None)
 
         def loss(number: int) -> Loss:
             batch = kept.pop(number) if number in kept else self.batches.batch(number)
@@ -158,10 +159,6 @@ class Trainer:
         metrics = step_metrics(losses, self.distributed) | {"gradient_norm": norm, "learning_rate": learning_rate}
         return metrics | ({"skipped": self.skipped} if self.skipped else {})
 
-    @property
-    def objective_has_several_counts(self) -> bool:
-        return getattr(self.objective, "several_counts", False)
-
     def count_first(self, numbers: Sequence[int]) -> tuple[dict[int, Batch], list[Tensor]]:
         """Return the batches of a step, by number, and the counts by which its losses are divided.
 
@@ -173,11 +170,9 @@ class Trainer:
             return batches, mean_counts(forward)
 
     def count_skipped(self, norm: float, losses: Sequence[Loss]) -> None:
-        if math.isfinite(norm):
-            self.skipped_in_a_row = 0
-            return
-        self.skipped += 1
-        self.skipped_in_a_row += 1
+        skipped = not math.isfinite(norm)
+        self.skipped += skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if self.skipped_in_a_row >= self.settings.max_nonfinite_steps:
             kept = f"the weights before these steps are in {self.run.path}"
             try:
@@ -211,11 +206,10 @@ class Trainer:
         """Return whether a file was written."""
         try:
             write()
-            return True
-        # A full disk in the middle of a run is reported, not raised: that would lose all steps since the checkpoint.
-        except InputError as error:
+        except InputError as error:  # a full disk: raised, it would lose all steps since the checkpoint
             tqdm.write(f"step {self.step}: {error} (training continues, and the next checkpoint tries again)")
             return False
+        return True
 
     def save(self) -> None:
         """Write the state to resume from, and the head where no validation has saved one yet."""
@@ -226,15 +220,14 @@ class Trainer:
             self.save_head()
         # Neither a position in the corpus nor a random state is saved: batches follow from the step and the seed, and a
         # step draws nothing from torch's global generator (tested in tests/training/test_random_stream.py).
-        state: dict[str, Any] = {
+        state = {
             "step": self.step,
             "best_tau": self.best_tau,
             "skipped": [self.skipped, self.skipped_in_a_row],
             "head": {name: value.detach() for name, value in self.drafter.trainable_state_dict().items()},
             "engine": engine,
+            "adapter": None if self.adapter is None else self.adapter.state(),
         }
-        if self.adapter is not None:
-            state["adapter"] = self.adapter.state()
         self.run.save_state(self.step, state, self.settings.save_total_limit)
 
     def save_head(self) -> None:

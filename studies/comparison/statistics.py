@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import hypot, sqrt
 from typing import Any
 
@@ -142,15 +143,14 @@ def doublings(rows: Sequence[Row], measured: Sequence[Measured]) -> Iterator[Row
     """Yield what twice the budget adds to the first seed of a head, paired over questions; `gain_high` is a share."""
     for at in measured:
         budgets = {int(row["role"][:-1]) for row in rows if row["role"].endswith("x")} if at.place[1] == REPLAY else ()
-        for budget in sorted(budgets):
-            for rate in ("", AGAIN):
-                roles = f"{budget}x{rate}", f"{2 * budget}x{rate}"
-                once, twice = (heads_of(rows, at.place[0], role) for role in roles)
-                for method in (method for method in once if method in twice):
-                    names = names_of(twice[method])[:1], names_of(once[method])[:1]
-                    if (found := difference(at, *names)) is not None:
-                        share = {"gain_high": found["tau_high"] / at.tau(names[1][0])}
-                        yield {"role": " to ".join(roles), "more": method, "less": method} | found | share
+        for budget, rate in product(sorted(budgets), ("", AGAIN)):
+            roles = f"{budget}x{rate}", f"{2 * budget}x{rate}"
+            once, twice = (heads_of(rows, at.place[0], role) for role in roles)
+            for method in (method for method in once if method in twice):
+                names = names_of(twice[method])[:1], names_of(once[method])[:1]
+                if (found := difference(at, *names)) is not None:
+                    share = {"gain_high": found["tau_high"] / at.tau(names[1][0])}
+                    yield {"role": " to ".join(roles), "more": method, "less": method} | found | share
 
 
 def converged(share: float, doubled: Sequence[Row]) -> dict[tuple[str, str, bool], str]:

@@ -16,13 +16,7 @@ from ctcdraft.decoding.lossy_acceptance import TypicalAcceptance
 from ctcdraft.decoding.sampling import GumbelNoise, warp
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
-from ctcdraft.decoding.verification import (
-    Rejection,
-    k_sequential,
-    match,
-    multi_round,
-    sampling_order,
-)
+from ctcdraft.decoding.verification import Rejection, k_sequential, match, multi_round, sampling_order
 from ctcdraft.drafters.adaptive import AdaptiveDrafter
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
@@ -168,9 +162,6 @@ def test_sampled_chains_verified_by_match_equal_autoregression(base, chains):
         assert generate(base, SampledFrames(chains), PROMPT, how, frozenset(), seed).tokens == truth
 
 
-# --- what the tree carries ----------------------------------------------------------------------------------------
-
-
 def sampled_tree(seed, chains, log_probs_TC, depth=9, nodes=64, stops=()):
     rng = torch.Generator().manual_seed(seed)
     return SampledLabels(chains)(log_probs_TC, TreeRequest(torch.tensor(0), depth, nodes, stops, DraftSampling(rng)))
@@ -247,12 +238,6 @@ def test_without_recorded_samples_every_draft_token_is_one():
 def test_zero_chains_are_refused():
     with pytest.raises(InputError, match="chains must be an integer >= 1, got 0"):
         SampledLabels(0)
-
-
-# --- typical ------------------------------------------------------------------------------------------------------
-
-
-# --- relaxed ------------------------------------------------------------------------------------------------------
 
 
 def test_a_single_token_left_by_top_k():

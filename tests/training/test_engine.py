@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_models import random_base
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from torchrun_job import uneven_rows
+from training_parts import ctc_head, make_trainer
 from truths_training import slow_orthogonalize
 
 from ctcdraft.distributed import ALONE, Distributed
 from ctcdraft.objectives.base import Loss
 from ctcdraft.training.engine import MuonEngine, OptimizerSettings, TorchEngine, warmup_cosine
+from ctcdraft.training.run_directory import RunDirectory
 
 SETTINGS = OptimizerSettings(
     steps=10, learning_rate=1e-3, warmup_steps=1, min_lr_ratio=0.1, betas=(0.9, 0.95), weight_decay=0.0,
@@ -102,3 +106,19 @@ def test_gradients_are_reduced_while_the_backward_pass_runs():
         assert events.index("reduced") < events.index("first layer")
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_accumulated_batches_are_one_step_along_the_mean_of_all_their_windows(tmp_path):
+    base, seen = random_base(context=64), []
+    one = make_trainer(
+        RunDirectory(tmp_path), base, 5, accumulate=2, rows=uneven_rows(), drafter=ctc_head(base, frames=4)
+    )
+    one.engine.clip = lambda norm: seen.append([p.grad.clone() for p in one.engine.parameters])
+    losses = [one.objective(one.drafter(batch), batch) for batch in map(one.batches.batch, range(2))]
+    first, second = (int(loss.count) for loss in losses)
+    assert first != second
+    mean = (first * losses[0].value + second * losses[1].value) / (first + second)
+    wanted = torch.autograd.grad(mean, one.engine.parameters)
+    figures = one.train_step()
+    assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(wanted, seen[0], strict=True))
+    assert figures["loss"] == pytest.approx(float(mean.detach()))

@@ -12,8 +12,7 @@ import time
 import pytest
 import torch
 from tiny_models import random_base
-from torchrun_job import uneven_rows
-from training_parts import Sometimes, ctc_head, logged_metrics, make_trainer
+from training_parts import Sometimes, logged_metrics, make_trainer
 
 from ctcdraft.errors import InputError
 from ctcdraft.training import run_directory
@@ -246,19 +245,3 @@ def test_a_validation_that_fails_keeps_the_steps_before_it(base, whole, tmp_path
     resumed = trained(base, tmp_path, checkpoint_every=1000)
     for name, value in whole.drafter.trainable_state_dict().items():
         assert torch.equal(value, resumed.drafter.trainable_state_dict()[name])
-
-
-def test_accumulated_batches_are_one_step_along_the_mean_of_all_their_windows(base, tmp_path):
-    seen = []
-    one = make_trainer(
-        RunDirectory(tmp_path), base, 5, accumulate=2, rows=uneven_rows(), drafter=ctc_head(base, frames=4)
-    )
-    one.engine.clip = lambda norm: seen.append([p.grad.clone() for p in one.engine.parameters])
-    losses = [one.objective(one.drafter(batch), batch) for batch in map(one.batches.batch, range(2))]
-    first, second = (int(loss.count) for loss in losses)
-    assert first != second
-    mean = (first * losses[0].value + second * losses[1].value) / (first + second)
-    wanted = torch.autograd.grad(mean, one.engine.parameters)
-    figures = one.train_step()
-    assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(wanted, seen[0], strict=True))
-    assert figures["loss"] == pytest.approx(float(mean.detach()))

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from entry_parts import REPOSITORY, expect_error, run_script, train_args
 
-from ctcdraft.training.run_directory import LOCK_FILE, InUseError, run_lock
+from ctcdraft.training.run_lock import LOCK_FILE, InUseError, run_lock
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from ctcdraft.training.run_directory import run_lock
+from ctcdraft.training.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
